@@ -1,0 +1,274 @@
+"""RunConfig: everything a run can be told, validated once.
+
+A run's configuration is a profile (profiles/*.toml), over it an optional file (`--config`), over that the command line
+(`--set section.field=value`). The result is written to the run directory as config.toml; every process of the run reads
+that file and nothing else. Names are those of Miles where Miles has one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from miles_verifiers import resources
+from miles_verifiers.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A table of the TOML file; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(Section):
+    source: str
+    """`pypi:NAME==VERSION`, `hf:ORG/NAME@REVISION`, `path:DIR` or `tiny:qwen3`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Parameters and arithmetic of engine and trainer."""
+
+
+class EnvironmentSection(Section):
+    source: str
+    """A folder with the environment's package, relative to the project or absolute."""
+    verifiers: str = "0.2.0"
+    """Version of Verifiers, which names the lock of the environment's interpreter."""
+    taskset: dict[str, Any] = Field(default_factory=dict)
+    """Handed to Verifiers as the `taskset` of its EnvConfig; `id` is the environment's id."""
+    harness: str = "inline"
+    """`inline` runs chat tasks inside the rollout process; any other name is a Verifiers harness id."""
+    renderer: str = "auto"
+    """Name of the renderer that makes token ids of messages; `auto` decides by the model and says which."""
+    max_turns: int = Field(8, ge=1)
+
+
+class RolloutSection(Section):
+    rollout_batch_size: int = Field(ge=1)
+    """Groups (tasks) per training step."""
+    n_samples_per_prompt: int = Field(ge=2)
+    """Samples per group; GRPO compares within the group."""
+    rollout_max_response_len: int = Field(ge=1)
+    """Tokens that one reply may have."""
+    rollout_max_context_len: int = Field(2048, ge=2)
+    """Tokens that prompt and replies may have together."""
+    rollout_temperature: float = Field(1.0, gt=0)
+    rollout_top_p: float = Field(1.0, gt=0, le=1)
+    rollout_top_k: int = -1
+    rollout_seed: int = 0
+    """Seeds the order of the tasks."""
+    rollout_shuffle: bool = True
+    max_concurrency: int = Field(32, ge=1)
+    """Rollouts in flight."""
+    reward_key: str | None = None
+    """Train on this named reward alone instead of the environment's weighted sum."""
+    reward_control: Literal["none", "shuffle"] = "none"
+    """`shuffle` deals each step's rewards out at random: a control under which nothing can be learned."""
+    setup_timeout: float = Field(120, gt=0)
+    """Seconds for an environment's setup of one rollout."""
+    rollout_timeout: float = Field(300, gt=0)
+    """Seconds for one rollout."""
+    scoring_timeout: float = Field(60, gt=0)
+    """Seconds for scoring one rollout."""
+    request_timeout: float = Field(240, gt=0)
+    """Seconds for one generation request, retries included."""
+    batch_timeout: float = Field(900, gt=0)
+    """Seconds for all rollouts of one step."""
+
+    @model_validator(mode="after")
+    def _engine_and_trainer_agree(self) -> RolloutSection:
+        if self.rollout_top_p != 1.0 or self.rollout_top_k != -1:
+            raise ValueError(
+                "rollout_top_p and rollout_top_k must stay 1.0 and -1: the engine's log-probs would be those of the cut "
+                "distribution, the trainer's those of the whole one"
+            )
+        if self.rollout_max_response_len >= self.rollout_max_context_len:
+            raise ValueError("rollout_max_response_len must be below rollout_max_context_len")
+        return self
+
+
+class EngineSection(Section):
+    device: Literal["cpu", "cuda"] = "cpu"
+    num_engines: int = Field(1, ge=1)
+    gpus_per_engine: int = Field(1, ge=1)
+    """Tensor parallel size of each engine; of no effect on CPU."""
+    attention_backend: str = "torch_native"
+    mem_fraction_static: float = Field(0.3, gt=0, lt=1)
+    max_total_tokens: int | None = Field(None, ge=1)
+    """Tokens that the KV cache holds; None leaves it to SGLang."""
+    max_running_requests: int = Field(32, ge=1)
+    port: int | None = Field(None, ge=1, le=65535)
+    """Port of the first engine; None takes a free one."""
+    start_timeout: float = Field(300, gt=0)
+    """Seconds until the engine answers /health."""
+    extra_args: list[str] = Field(default_factory=list)
+    """Further arguments of `sglang.launch_server`."""
+
+
+class TrainingSection(Section):
+    num_steps: int = Field(2, ge=1)
+    """Training steps, each on fresh rollouts."""
+    num_gpus: int = Field(0, ge=0)
+    """Trainer processes with one GPU each; 0 is one process on the CPU."""
+    colocate: bool = False
+    """Engine and trainer share the same GPUs."""
+    tensor_model_parallel_size: int = Field(1, ge=1)
+    pipeline_model_parallel_size: int = Field(1, ge=1)
+    context_parallel_size: int = Field(1, ge=1)
+    attention_backend: str = "sdpa"
+    """`sdpa` on CPU; `flash` with Transformer Engine."""
+    global_batch_size: int | None = Field(None, ge=1)
+    """Samples per optimizer step; None is all samples of the rollout."""
+    max_tokens_per_gpu: int = Field(4096, ge=1)
+    """Tokens that one packed micro-batch holds."""
+    advantage_estimator: Literal["grpo"] = "grpo"
+    normalize_advantages: bool = True
+    """Divide by the group's standard deviation."""
+    eps_clip: float = Field(0.2, gt=0)
+    eps_clip_high: float = Field(0.28, gt=0)
+    entropy_coef: float = Field(0.0, ge=0)
+    lr: float = Field(1e-6, gt=0)
+    """Constant learning rate of Adam."""
+    weight_decay: float = Field(0.1, ge=0)
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.98, ge=0, lt=1)
+    adam_eps: float = Field(1e-8, gt=0)
+    clip_grad: float = Field(1.0, gt=0)
+    save_interval: int = Field(1, ge=1)
+    """Steps between checkpoints; the last step always makes one."""
+    keep_checkpoints: int = Field(1, ge=1)
+    weight_sync: Literal["disk"] = "disk"
+    step_timeout: float = Field(900, gt=0)
+    """Seconds for one training step."""
+    load_timeout: float = Field(300, gt=0)
+    """Seconds for the trainer to start and load its checkpoint."""
+    sync_timeout: float = Field(120, gt=0)
+    """Seconds for new weights to reach the engine."""
+
+    @model_validator(mode="after")
+    def _supported(self) -> TrainingSection:
+        if self.context_parallel_size != 1 or self.pipeline_model_parallel_size != 1:
+            raise ValueError("only pipeline_model_parallel_size = context_parallel_size = 1 is supported")
+        if max(self.num_gpus, 1) % self.tensor_model_parallel_size:
+            raise ValueError("tensor_model_parallel_size must divide num_gpus")
+        if self.entropy_coef:
+            raise ValueError("entropy_coef must be 0: an entropy bonus is not implemented")
+        return self
+
+
+class VerifySection(Section):
+    max_mismatch_mean: float = Field(1e-4, gt=0)
+    """Bound for mean |engine log-prob - trainer log-prob|, nats."""
+    min_passed: int = Field(1, ge=0)
+    """Samples of the whole run that must have passed."""
+    reward_names: list[str] = Field(default_factory=list)
+    """The environment's reward names; empty: whatever the first sample has."""
+    group_share_rewards: dict[str, float] = Field(default_factory=dict)
+    """Rewards that the winners of a group share, with the sum that they share."""
+    pass_metric: str = "passed"
+    """The 0/1 metric that says whether a rollout succeeded."""
+    learning: bool = False
+    """Demand that the last five steps pass more often than the first five."""
+    min_final_pass_rate: float = Field(0.5, ge=0, le=1)
+    """Used when `learning`: mean pass rate of the last five steps."""
+
+
+class RunConfig(Section):
+    profile: str
+    model: ModelSection
+    environment: EnvironmentSection
+    rollout: RolloutSection
+    engine: EngineSection = EngineSection()
+    training: TrainingSection = TrainingSection()
+    verify: VerifySection = VerifySection()
+
+    @model_validator(mode="after")
+    def _batches_fit(self) -> RunConfig:
+        samples = self.rollout.rollout_batch_size * self.rollout.n_samples_per_prompt
+        batch = self.training.global_batch_size
+        if batch is not None and samples % batch:
+            raise ValueError(
+                f"training.global_batch_size = {batch} must divide rollout_batch_size x n_samples_per_prompt = {samples}"
+            )
+        return self
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.rollout.rollout_batch_size * self.rollout.n_samples_per_prompt
+
+
+def profile_names() -> list[str]:
+    return sorted(path.stem for path in (resources.root() / "profiles").glob("*.toml"))
+
+
+def load(profile: str, file: Path | None = None, overrides: list[str] | None = None) -> RunConfig:
+    """The profile, then `file`, then `overrides` ("section.field=value", the value in TOML's notation)."""
+    path = resources.root() / "profiles" / f"{profile}.toml"
+    if not path.is_file():
+        raise ConfigError(
+            f"unknown profile {profile!r}",
+            where=str(path.parent),
+            next_step=f"take one of: {', '.join(profile_names())}",
+        )
+    table: dict[str, Any] = {"profile": profile, **_read(path)}
+    if file is not None:
+        table = _merged(table, _read(file))
+    for text in overrides or []:
+        table = _merged(table, _override(text))
+    return validate(table, where=f"profile {profile}" + (f" with {file}" if file else ""))
+
+
+def read(path: Path) -> RunConfig:
+    """The configuration that a run directory holds."""
+    return validate(_read(path), where=str(path))
+
+
+def validate(table: dict[str, Any], where: str) -> RunConfig:
+    try:
+        return RunConfig.model_validate(table)
+    except ValidationError as error:
+        lines = [f"{'.'.join(str(part) for part in e['loc']) or 'run'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(
+            "the configuration is not valid: " + "; ".join(lines),
+            where=where,
+            next_step="fields and defaults are described in miles_verifiers/config.py",
+        ) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no such configuration file", where=str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file cannot be read: {error}", where=str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not valid TOML: {error}", where=str(path)) from None
+
+
+def _override(text: str) -> dict[str, Any]:
+    """`a.b=1` as nested tables. A bare word is taken as a string, so that no shell quoting is needed."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(
+            f"--set {text!r} is not of the form section.field=value",
+            next_step="for example --set training.num_steps=5",
+        )
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    table: Any = parsed
+    for part in reversed(key.strip().split(".")):
+        table = {part: table}
+    assert isinstance(table, dict)
+    return table
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

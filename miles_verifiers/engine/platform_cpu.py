@@ -1,0 +1,32 @@
+"""The class behind `platform.activate`; apart from it because its bases import SGLang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+
+class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """Device operations of SGLang's CPU mixin, layers in plain torch.
+
+    `_enum = OOT`, not CPU: `is_cpu()` would send layers to sgl_kernel (sglang/srt/layers/utils/multi_platform.py, 0.5.23).
+    """
+
+    _enum = PlatformEnum.OOT
+    capabilities = PlatformCapabilities()  # no graphs, no Triton: all False
+
+    def get_dispatch_key_name(self) -> str:
+        """Names the method `forward_native` of every layer."""
+        return "native"
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"
+
+    def is_pin_memory_available(self, device: Any = None) -> bool:
+        return False
+
+    def get_graph_runner_cls(self) -> None:
+        return None

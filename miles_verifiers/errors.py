@@ -1,0 +1,184 @@
+"""The errors that users see, one tree.
+
+    MilesVerifiersError
+    ├── InputError                bad input, configuration or machine: nothing was started   exit 2
+    │   ├── ConfigError
+    │   ├── HostError             what this machine lacks: GPU, disk, port, permission
+    │   ├── ModelError            a model source or folder that cannot be used
+    │   └── EnvironmentPackageError
+    ├── CheckFailed               the job ran, its result is not good                        exit 1
+    │   ├── ParityError
+    │   └── VerificationFailed
+    ├── ComponentError            a part failed while it worked                              exit 3
+    │   ├── InstallError
+    │   ├── ProcessFailed         a child process; carries exit code and last log lines
+    │   ├── EngineError
+    │   ├── RolloutError
+    │   └── TrainerError
+    ├── WireError                 one generation request; carries the HTTP status            exit 3
+    │   ├── RequestRefused        400
+    │   ├── ReplyInvalid          502
+    │   ├── GenerationAborted     502
+    │   ├── EngineUnreachable     502
+    │   ├── EngineBusy            503
+    │   └── DeadlineExceeded      504
+    └── Interrupted                                                                          exit 130
+
+Every message names the thing, where it was found, and the next step. Ray and multiprocessing carry exceptions across
+processes by pickling, which drops keyword arguments unless an error says how to rebuild itself: the base class does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+
+def _rebuild(cls: type[MilesVerifiersError], what: str, state: dict[str, Any]) -> MilesVerifiersError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, what)
+    error.__dict__.update(state)
+    return error
+
+
+class MilesVerifiersError(Exception):
+    """Base of all errors of this package.
+
+    `what` says what is wrong, `where` names the file, process or request, `next_step` what the user can do.
+    """
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, what: str, *, where: str = "", next_step: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.next_step:
+            lines.append(f"  next:  {self.next_step}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.what, dict(self.__dict__))
+
+    def at(self, where: str) -> Self:
+        """The same error, with a place where it had none."""
+        if not self.where:
+            self.where = where
+        return self
+
+
+class InputError(MilesVerifiersError):
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    pass
+
+
+class HostError(InputError):
+    pass
+
+
+class ModelError(InputError):
+    pass
+
+
+class EnvironmentPackageError(InputError):
+    pass
+
+
+class CheckFailed(MilesVerifiersError):
+    exit_code = 1
+
+
+class ParityError(CheckFailed):
+    pass
+
+
+class VerificationFailed(CheckFailed):
+    pass
+
+
+class ComponentError(MilesVerifiersError):
+    exit_code = 3
+
+
+class InstallError(ComponentError):
+    pass
+
+
+class ProcessFailed(ComponentError):
+    """A child process ended with an error or was ended by a deadline.
+
+    `returncode` is None where it had to be killed; `tail` holds the last lines that it printed.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        next_step: str = "",
+        returncode: int | None = None,
+        tail: list[str] | None = None,
+    ) -> None:
+        super().__init__(what, where=where, next_step=next_step)
+        self.returncode = returncode
+        self.tail = list(tail or [])
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self.tail:
+            text += "\n  last lines:\n" + "\n".join(f"    {line}" for line in self.tail)
+        return text
+
+
+class EngineError(ProcessFailed):
+    pass
+
+
+class RolloutError(ComponentError):
+    pass
+
+
+class TrainerError(ComponentError):
+    pass
+
+
+class WireError(MilesVerifiersError):
+    """One generation request failed. `status` is the HTTP status under which it is reported."""
+
+    status: ClassVar[int] = 502
+
+
+class RequestRefused(WireError):
+    status = 400
+
+
+class ReplyInvalid(WireError):
+    pass
+
+
+class GenerationAborted(WireError):
+    pass
+
+
+class EngineUnreachable(WireError):
+    pass
+
+
+class EngineBusy(WireError):
+    status = 503
+
+
+class DeadlineExceeded(WireError):
+    status = 504
+
+
+class Interrupted(MilesVerifiersError):
+    exit_code = 130

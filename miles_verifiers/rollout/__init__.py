@@ -1,0 +1,1 @@
+"""Verifiers episodes to traces to samples. The only room that imports verifiers."""
