@@ -211,12 +211,28 @@ def load(profile: str, file: Path | None = None, overrides: list[str] | None = N
             where=str(path.parent),
             next_step=f"take one of: {', '.join(profile_names())}",
         )
-    table: dict[str, Any] = {"profile": profile, **_read(path)}
+    table = {**_profile(path), "profile": profile}
     if file is not None:
         table = _merged(table, _read(file))
     for text in overrides or []:
         table = _merged(table, _override(text))
     return validate(table, where=f"profile {profile}" + (f" with {file}" if file else ""))
+
+
+def with_environment(config: RunConfig, file: Path) -> RunConfig:
+    """`config` on the environment that a Verifiers EnvConfig file describes: its `taskset`, `harness.id` and `max_turns`."""
+    table = _read(file)
+    unknown = sorted(set(table) - {"taskset", "harness", "max_turns"})
+    if unknown:
+        raise ConfigError(
+            f"keys that have no place here: {', '.join(unknown)}",
+            where=str(file),
+            next_step="keep taskset, harness and max_turns; deadlines are set in [rollout]",
+        )
+    changes: dict[str, Any] = {key: table[key] for key in ("taskset", "max_turns") if key in table}
+    if "harness" in table:
+        changes["harness"] = table["harness"]["id"] if isinstance(table["harness"], dict) else table["harness"]
+    return validate(_merged(config.model_dump(), {"environment": changes}), where=str(file))
 
 
 def read(path: Path) -> RunConfig:
@@ -234,6 +250,13 @@ def validate(table: dict[str, Any], where: str) -> RunConfig:
             where=where,
             next_step="fields and defaults are described in miles_verifiers/config.py",
         ) from None
+
+
+def _profile(path: Path) -> dict[str, Any]:
+    """A profile's table, laid over the one that it `extends`."""
+    table = _read(path)
+    below = table.pop("extends", None)
+    return table if below is None else _merged(_profile(path.with_name(f"{below}.toml")), table)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,13 +10,15 @@
     │   ├── ParityError
     │   └── VerificationFailed
     ├── ComponentError            a part failed while it worked                              exit 3
-    │   ├── InstallError
     │   ├── ProcessFailed         a child process; carries exit code and last log lines
-    │   ├── EngineError
+    │   │   ├── InstallError
+    │   │   └── EngineError
     │   ├── RolloutError
-    │   └── TrainerError
+    │   ├── TrainerError
+    │   └── DumpError             a record that cannot be written, a file of a dump that cannot be read
     ├── WireError                 one generation request; carries the HTTP status            exit 3
     │   ├── RequestRefused        400
+    │   │   └── PromptTooLong     400   a budget that is used up, not a fault
     │   ├── ReplyInvalid          502
     │   ├── GenerationAborted     502
     │   ├── EngineUnreachable     502
@@ -108,10 +110,6 @@ class ComponentError(MilesVerifiersError):
     exit_code = 3
 
 
-class InstallError(ComponentError):
-    pass
-
-
 class ProcessFailed(ComponentError):
     """A child process ended with an error or was ended by a deadline.
 
@@ -138,6 +136,10 @@ class ProcessFailed(ComponentError):
         return text
 
 
+class InstallError(ProcessFailed):
+    pass
+
+
 class EngineError(ProcessFailed):
     pass
 
@@ -150,6 +152,10 @@ class TrainerError(ComponentError):
     pass
 
 
+class DumpError(ComponentError):
+    pass
+
+
 class WireError(MilesVerifiersError):
     """One generation request failed. `status` is the HTTP status under which it is reported."""
 
@@ -158,6 +164,10 @@ class WireError(MilesVerifiersError):
 
 class RequestRefused(WireError):
     status = 400
+
+
+class PromptTooLong(RequestRefused):
+    """The prompt leaves no room for a reply: the rollout ends there, as truncated."""
 
 
 class ReplyInvalid(WireError):

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -66,18 +67,28 @@ def die_with_parent(signum: signal.Signals = signal.SIGTERM) -> None:
 def interruptible() -> Iterator[None]:
     """Within the block SIGINT, SIGTERM and SIGHUP raise Interrupted, once; further ones do not disturb the cleaning up."""
 
-    def raise_interrupted(signum: int, _frame: FrameType | None) -> None:
-        for each in handled:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(f"interrupted by {signal.Signals(signum).name}")
-
-    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {each: signal.signal(each, raise_interrupted) for each in handled}
+    before = {each: signal.getsignal(each) for each in _HANDLED}
+    arm()
     try:
         yield
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def arm() -> None:
+    """Install the handlers of `interruptible`, again after a library replaced them (ray.init takes SIGTERM)."""
+    for each in _HANDLED:
+        signal.signal(each, _raise_interrupted)
+
+
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _raise_interrupted(signum: int, _frame: FrameType | None) -> None:
+    for each in _HANDLED:
+        signal.signal(each, signal.SIG_IGN)
+    raise Interrupted(f"interrupted by {signal.Signals(signum).name}")
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -87,6 +98,16 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     env[PARENT_VARIABLE] = str(os.getpid())
     return env | dict(extra or {})
+
+
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE_?KEY|^AWS_|^WANDB_|^AZURE_|^GOOGLE_|^GITHUB_", re.I
+)
+
+
+def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment less what looks like a credential: nothing that runs model-written code may inherit one."""
+    return {name: value for name, value in env.items() if not _SECRET.search(name)}
 
 
 def spawn(

@@ -1,0 +1,87 @@
+"""The Verifiers side of code golf: tasks in, metrics and rewards out. Written against verifiers 0.2.0.
+
+Per rollout   metric `passed` (0 or 1), metric `latency` (seconds), reward `correct` (weight 1, equals `passed`)
+Per group     reward `most_concise` (weight 0.5, fewest characters), reward `fastest` (weight 0.5, least latency)
+
+The winners of a group reward share it, so that a group's contributions sum to 0.5 where somebody passed and to 0 where
+nobody did. Every reward is a number in [0, 1]; a rollout's weighted sum is at most 2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import verifiers.v1 as vf
+
+from code_golf_v1.sandbox import LIMITS, confinement, run_confined
+from code_golf_v1.scoring import is_correct, program_of, shares
+from code_golf_v1.tasks import SUBSETS, SYSTEM_PROMPT
+
+
+class CodeGolfData(vf.TaskData):
+    expected: str
+    """What the program must print, white space around it aside."""
+
+
+class CodeGolfTask(vf.Task[CodeGolfData]):
+    """Runs the reply's program once per rollout; all rewards are read off that one run."""
+
+    @vf.metric
+    async def run(self, trace: vf.Trace) -> dict[str, float]:
+        """`passed` and `latency`, and in `trace.info["code_golf"]` what happened, for people.
+
+        The program runs on the machine of the rollout process, under the limits of `sandbox`, whatever the harness's
+        runtime is: the sandbox is the confinement, and scoring needs no live runtime.
+        """
+        program = program_of(trace.last_reply)
+        outcome = await run_confined(program)
+        passed = outcome.ok and is_correct(outcome.stdout, self.data.expected)
+        trace.info["code_golf"] = {
+            "program": program,
+            "ending": outcome.ending,
+            "stdout": outcome.stdout[:500],
+            "stderr": outcome.stderr[-500:],
+            "confinement": await confinement(),
+        }
+        # A failing program is given the longest time that any program may take: a finite number that cannot win.
+        return {"passed": float(passed), "latency": outcome.seconds if passed else LIMITS.wall_seconds}
+
+    @vf.reward(weight=1.0)
+    async def correct(self, trace: vf.Trace) -> float:
+        return trace.metrics["passed"]
+
+    @vf.group_reward(weight=0.5)
+    async def most_concise(self, traces: list[vf.Trace]) -> list[float]:
+        return shares([len(program_of(trace.last_reply)) for trace in traces], [_passed(trace) for trace in traces])
+
+    @vf.group_reward(weight=0.5)
+    async def fastest(self, traces: list[vf.Trace]) -> list[float]:
+        seconds = [trace.metrics.get("latency", LIMITS.wall_seconds) for trace in traces]
+        return shares(seconds, [_passed(trace) for trace in traces])
+
+
+class CodeGolfConfig(vf.TasksetConfig):
+    subset: Literal["default", "original"] = "default"
+    """`default`: tasks that a 135M model passes now and then. `original`: three harder ones."""
+
+
+class CodeGolfTaskset(vf.Taskset[CodeGolfTask, CodeGolfConfig]):
+    def load(self) -> list[CodeGolfTask]:
+        return [
+            CodeGolfTask(
+                CodeGolfData(
+                    idx=idx,
+                    name=golf.name,
+                    prompt=golf.prompt,
+                    system_prompt=SYSTEM_PROMPT,
+                    expected=golf.expected,
+                ),
+                self.config.task,
+            )
+            for idx, golf in enumerate(SUBSETS[self.config.subset])
+        ]
+
+
+def _passed(trace: vf.Trace) -> bool:
+    """Group rewards also see rollouts that failed before they were scored; those have no metrics."""
+    return trace.metrics.get("passed", 0.0) == 1.0

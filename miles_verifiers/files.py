@@ -1,0 +1,61 @@
+"""Files that are either whole or not there. A leaf that every room may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from miles_verifiers.errors import HostError
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; when the block ends well, that file is on disk and has taken `path`'s place.
+
+    When the block raises, or the process is killed, `path` is as it was before. The name beside it is always the same, so
+    that what a killed process left is replaced by the next attempt: one writer per file. Missing folders are made.
+
+    Raises HostError where the file cannot be written (no space, no permission).
+    """
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield aside
+        sync(aside)
+        aside.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        _remove(aside)
+        raise HostError(
+            f"cannot write {path.name}: {error.strerror or error}",
+            where=str(path.parent),
+            next_step="free disk space there, allow writing, or choose another folder",
+        ) from error
+    except BaseException:
+        _remove(aside)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces the whole file, as UTF-8; see `written_aside`."""
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's content, or a folder's list of names, is on disk: a rename alone survives no power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(aside: Path) -> None:
+    # The reason why writing failed matters more than that of a failing removal.
+    try:
+        aside.unlink(missing_ok=True)
+    except OSError:
+        return

@@ -1,0 +1,94 @@
+"""Our configuration -> a Verifiers 0.2.x environment."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1.loaders import default_harness_id
+from verifiers.v1.runtimes.subprocess import SubprocessRuntime
+
+from miles_verifiers.config import EnvironmentSection, RolloutSection
+from miles_verifiers.errors import EnvironmentPackageError
+from miles_verifiers.rollout import inline_harness
+
+_INLINE_ID = "miles_verifiers_inline"
+"""Verifiers takes a plugin's id for a top-level module's name (verifiers/v1/loaders.py 0.2.0): ours is reached by an alias."""
+
+
+def build_environment(environment: EnvironmentSection, rollout: RolloutSection) -> Any:
+    """The `vf.Environment` that the configuration describes. Raises EnvironmentPackageError."""
+    taskset = dict(environment.taskset)
+    name = taskset.get("id")
+    where = f"environment {name or environment.source}"
+    if not isinstance(name, str) or not name or "/" in name:
+        # An owner/name id would make Verifiers install from its hub, into this interpreter, in the middle of a run.
+        raise EnvironmentPackageError(
+            f"environment.taskset.id is {name!r}", where=where, next_step="give the id of an installed package"
+        )
+    _keep_workdirs_in_tempdir()
+    sys.modules.setdefault(_INLINE_ID, inline_harness)
+    try:
+        harness = _harness_id(environment.harness, name)
+        return vf.Environment(
+            vf.EnvConfig.model_validate(
+                {
+                    "taskset": taskset,
+                    "harness": {"id": harness},
+                    "max_turns": environment.max_turns,
+                    "timeout": {
+                        "setup": rollout.setup_timeout,
+                        "rollout": rollout.rollout_timeout,
+                        "finalize": rollout.scoring_timeout,
+                        "scoring": rollout.scoring_timeout,
+                    },
+                }
+            )
+        )
+    except EnvironmentPackageError:
+        raise
+    except Exception as error:  # whatever an environment's own code raises while it is imported and built
+        hint = (
+            "set environment.harness = 'null'"
+            if "MCP" in str(error)
+            else "is the package installed in this interpreter?"
+        )
+        raise EnvironmentPackageError(
+            f"the environment cannot be built: {type(error).__name__}: {error}",
+            where=f"{where}, interpreter {sys.executable}",
+            next_step=hint,
+        ) from error
+
+
+def _harness_id(configured: str, taskset_id: str) -> str:
+    """`inline` gives way to a harness that the environment's package brings along."""
+    if configured != "inline":
+        return configured
+    bundled = str(default_harness_id(taskset_id))
+    return _INLINE_ID if bundled == "default" else bundled
+
+
+def sampling(rollout: RolloutSection) -> Any:
+    """The `vf.SamplingConfig` of a training rollout."""
+    return vf.SamplingConfig.model_validate(
+        {
+            "temperature": rollout.rollout_temperature,
+            "top_p": rollout.rollout_top_p,
+            "top_k": rollout.rollout_top_k,
+            "max_tokens": rollout.rollout_max_response_len,
+        }
+    )
+
+
+def _keep_workdirs_in_tempdir() -> None:
+    """Rollouts' working folders go where TMPDIR says; Verifiers writes /tmp (verifiers/v1/runtimes/subprocess.py 0.2.0)."""
+
+    async def start(self: Any) -> None:
+        self.workdir = Path(tempfile.gettempdir()) / self.name
+        self.workdir.mkdir()
+        self.info.id = str(self.workdir)
+
+    SubprocessRuntime.start = start

@@ -1,0 +1,219 @@
+"""Backend for Verifiers 0.2.x: `vf.Environment`, episodes of n rollouts, group rewards.
+
+Verifiers runs one rollout and captures what goes wrong in it on the trace. What concerns several is done here rather than by
+`Episode.run`, because that loses every trace of a group when a group reward raises, and waits without end for a group
+reward that hangs (verifiers/v1/episode.py 0.2.0): here finished traces survive both, and the deadline of the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1.clients.train import TrainClient
+from verifiers.v1.decorators import discover_decorated
+
+from miles_verifiers.config import EnvironmentSection, RolloutSection
+from miles_verifiers.errors import EnvironmentPackageError, PromptTooLong, WireError
+from miles_verifiers.rollout import inline_harness
+from miles_verifiers.rollout.build_v02 import build_environment, sampling
+from miles_verifiers.rollout.renderers import RendererChoice
+from miles_verifiers.rollout.traces import Rollout
+from miles_verifiers.wire.transport import MilesSGLangTransport
+
+log = logging.getLogger(__name__)
+
+MODEL_NAME = "policy"
+OnDone = Callable[[bool], None]
+"""Told of each rollout that ran to its end, whether it failed."""
+
+
+def provider_error(error: WireError) -> Exception:
+    """The error that Verifiers expects of a client, under the name of ours, which traces record as the error's type."""
+    if isinstance(error, PromptTooLong):
+        return vf.OverlongPromptError(str(error))
+    kind = type(type(error).__name__, (vf.ProviderError,), {})
+    failure: Exception = kind(str(error), status_code=error.status)
+    return failure
+
+
+class _PooledTrainClient(TrainClient):
+    """TrainClient with a renderer made beforehand; its own makes one on the event loop, at the first request."""
+
+    def _renderer_pool(self, model: str, *, chat_template_kwargs: Any = None) -> Any:
+        return self._pool
+
+    @classmethod
+    def over(cls, transport: Any, pool: Any) -> _PooledTrainClient:
+        client = cls(transport)
+        client._pool = pool
+        return client
+
+
+class EpisodeBackend:
+    """One environment and how to run groups of it. `open` before use, `close` after, on one event loop."""
+
+    def __init__(
+        self,
+        environment: EnvironmentSection,
+        rollout: RolloutSection,
+        transport: MilesSGLangTransport,
+        renderer: RendererChoice,
+    ) -> None:
+        self._rollout = rollout
+        self._transport = transport
+        self._env = build_environment(environment, rollout)
+        self._tasks: list[Any] = list(self._env.taskset.load())
+        if not self._tasks:
+            raise EnvironmentPackageError("the taskset is empty", where=f"environment {self.name}")
+        if (type(self._tasks[0]).tools or type(self._env.taskset).tools) and not renderer.tools:
+            raise EnvironmentPackageError(
+                f"the environment has tools, and the renderer {renderer.name} can render none",
+                where=f"environment {self.name}",
+                next_step="set environment.renderer to the model's own renderer",
+            )
+        self._context = vf.ModelContext(
+            client=_PooledTrainClient.over(transport, renderer.pool), model=MODEL_NAME, sampling=sampling(rollout)
+        )
+        self._serving: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return str(self._env.config.env_id)
+
+    @property
+    def harness(self) -> str:
+        return "inline" if isinstance(self._env.harness, inline_harness.InlineHarness) else self._env.harness.config.id
+
+    @property
+    def module_file(self) -> str:
+        """Where the environment's code comes from."""
+        return str(getattr(sys.modules.get(type(self._env.taskset).__module__), "__file__", ""))
+
+    @property
+    def n_tasks(self) -> int:
+        return len(self._tasks)
+
+    def prompt(self, position: int) -> str:
+        return str(self._tasks[position].data.prompt_text)
+
+    def messages(self, position: int) -> list[dict[str, Any]]:
+        """The conversation that opens the task, as it is rendered; empty where a user simulator opens it."""
+        data = self._tasks[position].data
+        return inline_harness.opening_messages(data.system_prompt, data.prompt)
+
+    async def open(self) -> None:
+        """Start what all rollouts share: interception servers, shared tool servers. Raises what their start raises."""
+        up = asyncio.Event()
+        self._serving = asyncio.get_running_loop().create_task(self._serve(up))
+        first = asyncio.get_running_loop().create_task(up.wait())
+        await asyncio.wait({self._serving, first}, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        if self._serving.done():
+            await self._serving
+
+    async def close(self) -> None:
+        self._over.set()
+        if self._serving is not None:
+            await self._serving
+        if isinstance(self._env.harness, inline_harness.InlineHarness):
+            await self._env.harness.close()
+
+    async def _serve(self, up: asyncio.Event) -> None:
+        """Enter and leave in one task: shared tool servers hold cancel scopes, which must be left where they were entered."""
+        async with self._env.serving():
+            up.set()
+            await self._over.wait()
+
+    async def run_group(
+        self,
+        position: int,
+        n: int,
+        slots: asyncio.Semaphore,
+        deadline: float,
+        on_done: OnDone | None = None,
+    ) -> list[Rollout]:
+        """`n` rollouts of the task at `position`, scored alone and as a group; always n, in order.
+
+        `slots` bounds the rollouts in flight, `deadline` (the loop's clock) ends the group; `on_done(failed)` is called
+        as each ends.
+        """
+        task = self._tasks[position]
+        try:
+            episode = self._env.episode(task, self._context, n=n)
+        except Exception as error:
+            log.exception("task %d cannot be run", position)
+            return [Rollout(None, ended=f"the task cannot be run: {type(error).__name__}: {error}") for _ in range(n)]
+        ran = await self._run_all(episode.rollouts, slots, deadline, on_done)
+        scoring_error = await self._score(task, [r.trace for r in episode.rollouts], complete=all(ran))
+        return [self._outcome(r, finished, scoring_error) for r, finished in zip(episode.rollouts, ran, strict=True)]
+
+    async def _run_all(
+        self, rollouts: list[Any], slots: asyncio.Semaphore, deadline: float, on_done: OnDone | None
+    ) -> list[bool]:
+        """Run all, and return which of them ran to their end."""
+
+        async def run(rollout: Any) -> None:
+            async with slots:
+                try:
+                    await rollout.run()
+                finally:
+                    if rollout.trace is not None:
+                        self._transport.cancel(rollout.trace.id)
+            if on_done is not None:
+                on_done(rollout.trace.has_error)
+
+        running = [asyncio.create_task(run(rollout)) for rollout in rollouts]
+        left = deadline - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait(running, timeout=max(left, 0.0))
+        finally:
+            for task in running:
+                task.cancel()
+            # Cancelled rollouts still stop their runtimes, which takes a moment and is bounded by Verifiers.
+            outcomes = await asyncio.gather(*running, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                log.error("a rollout raised instead of recording its error", exc_info=outcome)
+        return [outcome is None for outcome in outcomes]
+
+    async def _score(self, task: Any, traces: list[Any], *, complete: bool) -> str:
+        """Apply the group rewards; returns why that failed, or nothing. They see failed rollouts too, as in Verifiers."""
+        if not discover_decorated(task, "group_reward"):
+            return ""
+        if not complete:
+            return "the group is incomplete: not every rollout of it came to its end"
+        try:
+            async with asyncio.timeout(self._rollout.scoring_timeout):
+                await task.score_group(traces)
+        except TimeoutError:
+            return f"group rewards took more than {self._rollout.scoring_timeout:g} s"
+        except Exception as error:
+            log.warning("group scoring failed", exc_info=True)
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _outcome(self, rollout: Any, finished: bool, scoring_error: str) -> Rollout:
+        trace = rollout.trace
+        if trace is None:
+            return Rollout(None, ended="the step's deadline passed before the rollout began")
+        turns = self._transport.take(trace.id)
+        timing = trace.timing
+        return Rollout(
+            trace=trace,
+            turns=turns,
+            ended="" if finished else "the step's deadline passed during the rollout",
+            scoring_error=scoring_error,
+            timings={
+                "setup": timing.setup.duration,
+                "generation": timing.generation.duration,
+                "engine": sum(turn.seconds for turn in turns),
+                "scoring": timing.scoring.duration,
+                "total": max(0.0, max(timing.scoring.end, timing.generation.end) - timing.start),
+            },
+        )

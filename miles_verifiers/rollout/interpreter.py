@@ -1,0 +1,48 @@
+"""What the environment's interpreter holds: Verifiers of the configured version, and modules from where they should be."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from miles_verifiers.errors import EnvironmentPackageError
+
+SUPPORTED = ("0.2.0",)
+"""Verifiers versions that the rollouts were seen to work with."""
+_MODULES = ("verifiers", "renderers", "openai", "transformers")
+_OFFLINE = {
+    # Models are local folders by now; a name that is none would be retried on the hub for minutes.
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def go_offline() -> None:
+    """Let nothing be fetched by name; before huggingface_hub is imported. A variable that is set already stays as it is."""
+    for name, value in _OFFLINE.items():
+        os.environ.setdefault(name, value)
+
+
+def check_verifiers(configured: str) -> None:
+    """Raises EnvironmentPackageError unless the configured Verifiers is supported and installed here."""
+    try:
+        installed = version("verifiers")
+    except PackageNotFoundError:
+        installed = "none"
+    if configured not in SUPPORTED or installed != configured:
+        raise EnvironmentPackageError(
+            f"verifiers {configured} is configured, {installed} is installed",
+            where=f"environment.verifiers, interpreter {sys.executable}",
+            next_step=f"supported: {', '.join(SUPPORTED)}; the interpreter must be made from that version's lock",
+        )
+
+
+def origins() -> dict[str, dict[str, str]]:
+    """Version and file of each module that matters, as imported, which is not always what was asked for."""
+    modules = {name: importlib.import_module(name) for name in _MODULES}
+    return {name: {"version": version(name), "origin": str(module.__file__)} for name, module in modules.items()}

@@ -1,0 +1,53 @@
+"""What metrics.jsonl records of a training step. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from miles_verifiers.config import RunConfig
+from miles_verifiers.grpo import AdvantageCounts
+from miles_verifiers.samples import Sample
+
+
+def step_record(
+    step: int,
+    samples: Sequence[Sample],
+    counts: AdvantageCounts,
+    result: dict[str, Any],
+    seconds: dict[str, float],
+    config: RunConfig,
+) -> dict[str, Any]:
+    """The fields of metrics.METRIC_FIELDS; `result` are those of the trainer's StepResult."""
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    passed = [sample.metrics.get(config.verify.pass_metric, 0.0) for sample in samples]
+    sampled = sum(sum(sample.loss_mask) for sample in samples)
+    trained = (
+        "loss",
+        "grad_norm",
+        "clip_fraction",
+        "mismatch_mean",
+        "mismatch_max",
+        "mismatch_k3",
+        "weight_delta",
+        "optimizer_steps",
+    )
+    return {
+        "step": step,
+        "samples": len(samples),
+        "groups": counts.groups,
+        "trained_groups": counts.trained_groups,
+        "flat_groups": counts.flat_groups,
+        "failed": sum(sample.status in ("failed", "aborted") for sample in samples),
+        "reward_mean": _mean(rewards) if rewards else None,  # unscored is not zero
+        "pass_rate": _mean(passed),
+        "response_length_mean": _mean([float(sample.response_length) for sample in samples]),
+        **{name: result[name] for name in trained},
+        "weight_version": step + 1,
+        "tokens_per_second": round(sampled / max(seconds["rollout"], 1e-9), 2),
+        "seconds": {**seconds, **{f"train_{stage}": round(value, 3) for stage, value in result["seconds"].items()}},
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,128 @@
+"""A run as verification sees it: everything that its directory holds, loaded as far as it can be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from miles_verifiers import config as configuration
+from miles_verifiers.config import RunConfig
+from miles_verifiers.dump import read_rollout, rollout_files
+from miles_verifiers.errors import ConfigError, MilesVerifiersError
+from miles_verifiers.manifest import Manifest
+from miles_verifiers.metrics import load_metrics
+from miles_verifiers.progress import report
+from miles_verifiers.rundir import RunDir
+from miles_verifiers.samples import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One file of samples."""
+
+    step: int
+    name: str
+    """The file, relative to the run directory."""
+    samples: list[Sample]
+
+    def row(self, number: int) -> str:
+        """The place of a sample, for findings; rows count from 0."""
+        return f"{self.name} row {number}"
+
+    def groups(self) -> dict[int, list[Sample]]:
+        """The samples by group index, in order of appearance."""
+        groups: dict[int, list[Sample]] = {}
+        for sample in self.samples:
+            groups.setdefault(sample.group_index, []).append(sample)
+        return groups
+
+
+@dataclass(slots=True)
+class Run:
+    folder: Path
+    config: RunConfig
+    rollouts: list[Rollout] = field(default_factory=list)
+    """The files that could be read, in order of their steps."""
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    manifest: Manifest | None = None
+    vocab_size: int | None = None
+    """Token ids of the run's model are below it; None where the model's configuration cannot be read."""
+    torn: str = ""
+    """What an interruption left of the last line of metrics.jsonl."""
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+    """(where, message) of what could not be read."""
+
+    @classmethod
+    def load(cls, run_dir: Path, config: RunConfig | None = None, *, vocab_size: int | None = None) -> Self:
+        """Raises ConfigError where `run_dir` is no directory, or has no configuration and none is given."""
+        if not run_dir.is_dir():
+            raise ConfigError("no such run directory", where=str(run_dir), next_step="name the directory of a run")
+        run = cls(run_dir, config or configuration.read(RunDir(run_dir).config), vocab_size=vocab_size)
+        run._load_rollouts()
+        run._load_metrics()
+        run._load_manifest()
+        if vocab_size is None:
+            run._load_vocab_size()
+        return run
+
+    def samples(self) -> Iterator[tuple[str, Sample]]:
+        """Every sample of the run with its place."""
+        for rollout in self.rollouts:
+            for number, sample in enumerate(rollout.samples):
+                yield rollout.row(number), sample
+
+    def groups(self) -> Iterator[tuple[str, list[Sample]]]:
+        """Every group of the run with its place."""
+        for rollout in self.rollouts:
+            for index, samples in rollout.groups().items():
+                yield f"{rollout.name} group {index}", samples
+
+    def metrics_of(self, step: int) -> dict[str, Any] | None:
+        """The first record of a step."""
+        return next((record for record in self.metrics if record["step"] == step), None)
+
+    def passed(self, sample: Sample) -> bool:
+        """Whether the rollout succeeded, by the metric that the configuration names."""
+        return sample.metrics.get(self.config.verify.pass_metric) == 1
+
+    def _load_rollouts(self) -> None:
+        files = rollout_files(self.folder)
+        for done, (step, path) in enumerate(files.items(), start=1):
+            name = path.relative_to(self.folder).as_posix()
+            try:
+                self.rollouts.append(Rollout(step, name, read_rollout(path)))
+            except MilesVerifiersError as error:
+                self.unreadable.append((name, error.what))
+            report("reading the dump", done, len(files))
+
+    def _load_metrics(self) -> None:
+        try:
+            file = load_metrics(self.folder)
+            self.metrics, self.torn = file.records, file.torn
+        except MilesVerifiersError as error:
+            self.unreadable.append(("metrics.jsonl", f"{error.what} ({Path(error.where).name})"))
+
+    def _load_manifest(self) -> None:
+        try:
+            self.manifest = Manifest.load(self.folder)
+        except MilesVerifiersError as error:
+            self.unreadable.append(("manifest.json", error.what))
+
+    def _load_vocab_size(self) -> None:
+        path = RunDir(self.folder).model(self.config.model.source) / "config.json"
+        try:
+            self.vocab_size = _vocab_size(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            self.unreadable.append((path.relative_to(self.folder).as_posix(), f"no vocabulary size: {error}"))
+
+
+def _vocab_size(model: Any) -> int:
+    """From a Hugging Face config.json; models with more than text keep it in `text_config`."""
+    tables = (model, model.get("text_config")) if isinstance(model, dict) else ()
+    for table in tables:
+        if isinstance(table, dict) and isinstance(table.get("vocab_size"), int):
+            return int(table["vocab_size"])
+    raise ValueError("it has no vocab_size")

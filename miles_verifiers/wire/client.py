@@ -1,0 +1,242 @@
+"""HTTP client of one or several SGLang servers: pool, deadlines, careful retries, aborts.
+
+A request is repeated only if no byte of an answer came, or the engine said that it is busy: then nothing was sampled that
+anyone saw. Each attempt has its own request id, so that a repeated request cannot meet its own ghost. Whenever a request
+is given up (deadline, or the caller was cancelled) the engine is told, so that it stops sampling for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from miles_verifiers.errors import (
+    DeadlineExceeded,
+    EngineBusy,
+    EngineUnreachable,
+    PromptTooLong,
+    ReplyInvalid,
+    RequestRefused,
+)
+
+_BUSY = frozenset({429, 503})
+_JSON = {"Content-Type": "application/json"}
+_ROUTING_HEADER = "X-SMG-Routing-Key"
+"""sglang-router's header for consistent hashing; SGLang itself ignores it on /generate (0.5.23)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds."""
+
+    connect: float = 10.0
+    total: float = 240.0
+    """One request, repeats included."""
+    abort: float = 5.0
+    """Telling the engine to give up a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The engine's reply, parsed but not judged."""
+
+    reply: Any
+    where: str
+    """Request and engine, for messages."""
+    seconds: float
+
+
+class _Unanswered(Exception):
+    """No byte of an answer came; asking again is safe."""
+
+    def __init__(self, error: EngineUnreachable | EngineBusy, wait: float = 0.0) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.wait = wait
+
+
+class EngineClient:
+    """Client of `urls`. Use it on one event loop, and close it there.
+
+    Requests of one session go to one engine, which has their common prefix in its cache; others take turns.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        deadlines: Deadlines | None = None,
+        attempts: int = 4,
+        max_connections: int = 1024,
+    ) -> None:
+        if not urls:
+            raise ValueError("an engine client needs at least one url")
+        self.urls = [url.rstrip("/") for url in urls]
+        self.deadlines = deadlines or Deadlines()
+        self._attempts = attempts
+        self._max_connections = max_connections
+        self._turn = 0
+        self._session: aiohttp.ClientSession | None = None
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def generate(self, payload: Mapping[str, Any], *, session: str | None = None) -> Answer:
+        """The reply of `/generate` to `payload`.
+
+        Raises RequestRefused and PromptTooLong (400), ReplyInvalid (another error status, or half an answer),
+        EngineUnreachable, EngineBusy and DeadlineExceeded, each with the request's id and the engine.
+        """
+        if self._closed:
+            raise EngineUnreachable("the client was closed")
+        url = self._engine_of(session)
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(self.deadlines.total):
+                raw, where = await self._repeat(url, payload, session)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no complete answer within {self.deadlines.total:g} s",
+                where=f"engine {url}, session {session or '-'}",
+                next_step="raise rollout.request_timeout, or see the engine's log for why it is slow",
+            ) from None
+        try:
+            reply = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise ReplyInvalid(f"the answer is not JSON: {error}", where=where) from None
+        return Answer(reply, where, time.perf_counter() - started)
+
+    async def close(self) -> None:
+        """Let pending aborts end, each within its deadline, and close the connections."""
+        self._closed = True
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=self.deadlines.abort)
+        if self._session is not None:
+            await self._session.close()
+
+    def _engine_of(self, session: str | None) -> str:
+        if session is not None:
+            return self.urls[zlib.crc32(session.encode(errors="replace")) % len(self.urls)]
+        self._turn += 1
+        return self.urls[self._turn % len(self.urls)]
+
+    async def _repeat(self, url: str, payload: Mapping[str, Any], session: str | None) -> tuple[bytes, str]:
+        for attempt in range(1, self._attempts + 1):
+            rid = uuid.uuid4().hex
+            where = f"request {rid} to engine {url}"
+            try:
+                return await self._once(url, rid, payload, session, where), where
+            except _Unanswered as failed:
+                if attempt == self._attempts:
+                    raise failed.error.at(f"{where}, attempt {attempt} of {self._attempts}") from failed
+                await asyncio.sleep(max(failed.wait, _backoff(attempt)))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _once(self, url: str, rid: str, payload: Mapping[str, Any], session: str | None, where: str) -> bytes:
+        try:
+            body = orjson.dumps({**payload, "rid": rid})
+        except TypeError as error:  # orjson.JSONEncodeError is a TypeError
+            raise RequestRefused(f"the request cannot be written as JSON: {error}", where=where) from None
+        headers = _JSON if session is None else {**_JSON, _ROUTING_HEADER: _header_value(session)}
+        try:
+            response = await self._post(f"{url}/generate", body, headers)
+            async with response:
+                if response.status == 200:
+                    return await response.read()
+                self._raise_for(response, await response.read(), where)
+        except asyncio.CancelledError:
+            self._abort(url, rid)
+            raise
+        except aiohttp.ClientError as error:
+            raise ReplyInvalid(f"the answer broke off: {_text(error)}", where=where) from None
+        raise AssertionError("unreachable: _raise_for raises")
+
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        try:
+            return await self._connections().post(url, data=body, headers=headers)
+        except (aiohttp.ClientConnectionError, aiohttp.ServerTimeoutError) as error:
+            raise _Unanswered(
+                EngineUnreachable(
+                    f"the engine did not answer: {_text(error)}",
+                    next_step="see the engine's log; is its process alive?",
+                )
+            ) from None
+
+    def _raise_for(self, response: aiohttp.ClientResponse, raw: bytes, where: str) -> None:
+        said = _message(raw)
+        if response.status in _BUSY:
+            raise _Unanswered(EngineBusy(f"the engine is busy: {said}"), _retry_after(response))
+        if response.status in (400, 413, 422):
+            kind = PromptTooLong if "context length" in said else RequestRefused
+            raise kind(f"the engine refused the request: {said}", where=where)
+        raise ReplyInvalid(f"the engine answered {response.status}: {said}", where=where)
+
+    def _connections(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._max_connections),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # No bound on reading: the deadline of the whole request is ours, and an answer comes in one piece.
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect),
+                read_bufsize=2**18,
+            )
+        return self._session
+
+    def _abort(self, url: str, rid: str) -> None:
+        """Tell the engine in the background: whoever was cancelled must not wait for it."""
+
+        async def tell() -> None:
+            timeout = aiohttp.ClientTimeout(total=self.deadlines.abort)
+            body = orjson.dumps({"rid": rid})
+            try:
+                async with self._connections().post(f"{url}/abort_request", data=body, headers=_JSON, timeout=timeout):
+                    pass
+            except (aiohttp.ClientError, TimeoutError):
+                pass  # an engine that cannot be told is not sampling for us either: the connection is closed
+
+        task = asyncio.get_running_loop().create_task(tell())
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+
+def _backoff(attempt: int) -> float:
+    """Seconds before the next attempt: 0.1, 0.2, 0.4, ... at most 2, of which up to half is taken away at random."""
+    return min(0.1 * 2.0 ** (attempt - 1), 2.0) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float:
+    try:
+        seconds: float = float(response.headers.get("Retry-After", "0"))
+        return min(max(seconds, 0.0), 10.0)
+    except ValueError:  # an HTTP date; the backoff serves as well
+        return 0.0
+
+
+def _header_value(text: str) -> str:
+    return "".join(char for char in text if char.isascii() and char.isprintable())
+
+
+def _message(raw: bytes) -> str:
+    """What an error body says. SGLang: {"error": {"message": ...}}, FastAPI: {"detail": ...}."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return raw[:500].decode(errors="replace") or "an empty body"
+    if isinstance(body, dict):
+        error = body.get("error", body)
+        for key in ("message", "detail"):
+            if isinstance(error, dict) and error.get(key):
+                return str(error[key])[:500]
+    return str(body)[:500]
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

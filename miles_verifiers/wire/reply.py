@@ -1,0 +1,141 @@
+"""SGLang's reply to one request, checked before anything is made of it. Pure.
+
+Source of the format: sglang/srt/managers/tokenizer_manager.py (0.5.15 to 0.5.23). Neither renderers nor Verifiers looks at
+finish reasons, and renderers 0.1.8 takes missing log-probs for zeros: what is let through here is trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from miles_verifiers.errors import GenerationAborted, ReplyInvalid
+from miles_verifiers.samples import WeightSpan
+
+MISSING_LOGPROB = -9999.0
+"""What vLLM and SGLang put where they have no log-prob; renderers refuses exactly this value."""
+_ROUNDING = 1e-5
+"""A log-prob may be this much above zero by rounding of a probability of one; it is then taken as zero."""
+_FINISH_REASONS = frozenset({"stop", "length"})
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A good reply: N sampled ids, their log-probs in nats, and the weight versions they were sampled under."""
+
+    request_id: str
+    token_ids: list[int]
+    """[N]"""
+    logprobs: list[float]
+    """[N]"""
+    finish_reason: str
+    """stop or length"""
+    prompt_tokens: int
+    weight_versions: list[WeightSpan]
+    """Counts sum to N."""
+
+
+def checked_reply(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, where: str) -> Generation:
+    """What SGLang's `reply` to `prompt_ids` says; `where` names request and engine in errors.
+
+    Raises ReplyInvalid, which names the field, and GenerationAborted, whatever comes in.
+    """
+    meta = _meta(reply, where)
+    finish = _finish_reason(meta, where)
+    ids, logprobs = _sampled(meta, vocab_size, where)
+    _check_counts(reply, meta, ids, prompt_ids, where)
+    spans = _weight_spans(meta, len(ids), where)
+    return Generation(str(meta.get("id", "")), ids, logprobs, finish, len(prompt_ids), spans)
+
+
+def _invalid(what: str, where: str) -> NoReturn:
+    raise ReplyInvalid(what, where=where, next_step="the reply is not used; the engine's log may say more")
+
+
+def _meta(reply: object, where: str) -> Mapping[str, Any]:
+    meta = reply.get("meta_info") if isinstance(reply, Mapping) else None
+    if not isinstance(meta, Mapping):
+        _invalid("the reply has no meta_info", where)
+    return meta
+
+
+def _finish_reason(meta: Mapping[str, Any], where: str) -> str:
+    reason = meta.get("finish_reason")
+    kind = reason.get("type") if isinstance(reason, Mapping) else reason
+    if kind == "abort":
+        said = reason.get("message") if isinstance(reason, Mapping) else None
+        raise GenerationAborted(f"the engine aborted the request: {said or 'no reason given'}", where=where)
+    if not isinstance(kind, str) or kind not in _FINISH_REASONS:
+        _invalid(f"meta_info.finish_reason is {reason!r:.80}", where)
+    return kind
+
+
+def _sampled(meta: Mapping[str, Any], vocab_size: int, where: str) -> tuple[list[int], list[float]]:
+    """Ids and log-probs of the reply, each checked. Whole-list tests first: one reply holds hundreds of tokens."""
+    name = "meta_info.output_token_logprobs"
+    entries = meta.get(name.removeprefix("meta_info."))
+    if not isinstance(entries, list):
+        _invalid(f"{name} is missing", where)
+    if not entries:
+        return [], []
+    try:
+        columns = list(zip(*entries, strict=True))
+        logprobs, ids = list(columns[0]), list(columns[1])
+    except (TypeError, ValueError, IndexError):
+        _invalid(f"{name} is not a list of [log-prob, id, text]", where)
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
+        at, bad = next((i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)
+        _invalid(f"{name}[{at}] has the id {bad!r:.40}, the vocabulary size is {vocab_size}", where)
+    if set(map(type, logprobs)) != {float}:
+        logprobs = [float(value) if type(value) is int and abs(value) < 2**53 else value for value in logprobs]
+        if bad_at := [i for i, value in enumerate(logprobs) if type(value) is not float]:
+            _invalid(f"{name}[{bad_at[0]}] has the log-prob {logprobs[bad_at[0]]!r:.40}", where)
+    # The sum is there for NaN, which no comparison finds.
+    if not (math.isfinite(sum(logprobs)) and min(logprobs) > MISSING_LOGPROB and max(logprobs) <= 0.0):
+        for at, value in enumerate(logprobs):
+            if not MISSING_LOGPROB < value <= _ROUNDING:
+                _invalid(f"{name}[{at}] has the log-prob {value!r}", where)
+        logprobs = [min(value, 0.0) for value in logprobs]
+    return ids, logprobs
+
+
+def _check_counts(reply: Any, meta: Mapping[str, Any], ids: list[int], prompt_ids: Sequence[int], where: str) -> None:
+    for name, expected in (("completion_tokens", len(ids)), ("prompt_tokens", len(prompt_ids))):
+        counted = meta.get(name, expected)
+        if counted != expected:
+            _invalid(f"meta_info.{name} is {counted!r:.40}, but there are {expected}", where)
+    if (output_ids := reply.get("output_ids", ids)) != ids:
+        have = len(output_ids) if isinstance(output_ids, list) else "no list of"
+        _invalid(f"output_ids ({have} ids) are not those of output_token_logprobs ({len(ids)} ids)", where)
+    echoed = reply.get("prompt_token_ids")
+    if echoed is not None and echoed != list(prompt_ids):
+        _invalid("prompt_token_ids are not those that were sent", where)
+
+
+def _weight_spans(meta: Mapping[str, Any], count: int, where: str) -> list[WeightSpan]:
+    """Weight versions of the reply's `count` tokens, in order; the counts sum to `count`.
+
+    SGLang gives per-token spans (`weight_versions`) where weights changed while it sampled, one `weight_version` else.
+    """
+    if not count:
+        return []
+    spans = meta.get("weight_versions")
+    if spans is None:
+        version = meta.get("weight_version")
+        if version is None:
+            _invalid("meta_info.weight_version is missing", where)
+        return [WeightSpan(str(version), count)]
+    out, at = [], 0
+    for span in spans if isinstance(spans, list) else [None]:
+        match span:
+            case {"version": str(version), "start": int(start), "end": int(end)} if start == at and end >= start:
+                at = end
+                if end > start:
+                    out.append(WeightSpan(version, end - start))
+            case _:
+                _invalid(f"meta_info.weight_versions has the span {span!r:.80} at token {at}", where)
+    if at != count:
+        _invalid(f"meta_info.weight_versions cover {at} of {count} tokens", where)
+    return out

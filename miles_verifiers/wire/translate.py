@@ -1,0 +1,203 @@
+"""renderers' generate request -> SGLang's, and SGLang's checked reply -> renderers'. Pure: no I/O, no clock.
+
+    {"model", "token_ids", "sampling_params", ...}  -- to_sglang -->  {"input_ids", "sampling_params", "return_logprob"}
+    {"request_id", "choices": [...], "usage"}      <-- from_sglang --  {"output_ids", "meta_info": {...}}
+
+Sources: renderers/client.py `generate` (0.1.8 to 0.1.12), sglang/srt/sampling/sampling_params.py and
+managers/tokenizer_manager.py (0.5.15 to 0.5.23). Whatever comes in, only RequestRefused, ReplyInvalid and
+GenerationAborted come out as errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from miles_verifiers.errors import PromptTooLong, RequestRefused
+from miles_verifiers.wire.fields import BODY, SAMPLING, Field, Kind
+from miles_verifiers.wire.reply import Generation, checked_reply
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may ask for. Lengths in tokens."""
+
+    vocab_size: int
+    """Rows of the model's embedding. SGLang's scheduler dies of an id beyond it (seen in 0.5.23)."""
+    max_context: int
+    """Prompt and reply together."""
+    max_response: int
+    """One reply."""
+    max_first_prompt: int | None = None
+    """The first prompt of a session."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Stops added to those of the request."""
+
+
+def to_sglang(body: object, limits: Limits, *, first: bool = False) -> dict[str, Any]:
+    """The body of SGLang's `/generate` for one of renderers' requests; `first` says that it opens its session.
+
+    Raises RequestRefused, which names the field, and PromptTooLong.
+    """
+    if not isinstance(body, Mapping):
+        raise RequestRefused("the request body is not an object")
+    payload = _mapped(body, BODY, "")
+    prompt = checked_ids(payload.get("input_ids"), limits.vocab_size, "token_ids")
+    if not prompt:
+        raise RequestRefused("token_ids is empty", next_step="send at least one prompt token")
+    if first and limits.max_first_prompt is not None and len(prompt) > limits.max_first_prompt:
+        raise PromptTooLong(f"the first prompt has {len(prompt)} tokens, the limit is {limits.max_first_prompt}")
+    payload["sampling_params"] = _sampling(payload.get("sampling_params"), len(prompt), limits)
+    payload["return_logprob"] = True
+    return payload
+
+
+def _sampling(params: object, prompt_len: int, limits: Limits) -> dict[str, Any]:
+    if params is None:
+        params = {}
+    if not isinstance(params, Mapping):
+        raise RequestRefused("sampling_params is not an object")
+    # One completion is what the wire gives anyway, so the number may be said.
+    sampling = _mapped({k: v for k, v in params.items() if k != "n" or v != 1}, SAMPLING, "sampling_params.")
+    sampling["max_new_tokens"] = _room(sampling.get("max_new_tokens"), prompt_len, limits)
+    stop_ids = checked_ids(
+        sampling.pop("stop_token_ids", None) or [], limits.vocab_size, "sampling_params.stop_token_ids"
+    )
+    if merged := list(dict.fromkeys([*stop_ids, *limits.stop_token_ids])):
+        sampling["stop_token_ids"] = merged
+    stop = sampling.pop("stop", None) or []
+    if texts := list(dict.fromkeys([*([stop] if isinstance(stop, str) else stop), *limits.stop])):
+        sampling["stop"] = texts
+    # The trained ids are the sampled ids: nothing may be trimmed off the end or joined by the detokenizer.
+    sampling.update(n=1, no_stop_trim=True, skip_special_tokens=False, spaces_between_special_tokens=False)
+    return sampling
+
+
+def _room(asked: int | None, prompt_len: int, limits: Limits) -> int:
+    if asked is not None and asked < 1:
+        raise RequestRefused(f"sampling_params.max_tokens is {asked}", next_step="ask for at least one token")
+    left = limits.max_context - prompt_len
+    if left < 1:
+        raise PromptTooLong(f"the prompt has {prompt_len} tokens, the context length is {limits.max_context}")
+    return min(left, limits.max_response, asked if asked is not None else left)
+
+
+def _mapped(given: Mapping[Any, Any], table: Mapping[str, Field], prefix: str) -> dict[str, Any]:
+    """`given` under SGLang's names. None means "the default" to both sides and is left out."""
+    out: dict[str, Any] = {}
+    for name, value in given.items():
+        field = table.get(name) if isinstance(name, str) else None
+        if field is None:
+            raise RequestRefused(
+                f"unknown field {prefix}{name}", next_step="known fields: miles_verifiers/wire/fields.py"
+            )
+        if value is None or field.action == "drop":
+            continue
+        if field.action == "refuse":
+            raise RequestRefused(f"{prefix}{name} is not supported: {field.reason}")
+        if not _is(value, field.kind):
+            raise RequestRefused(f"{prefix}{name} is not a valid {field.kind}: {value!r:.80}")
+        if field.target in out:
+            raise RequestRefused(f"{prefix}{name} is given twice, under two names of {field.target}")
+        out[field.target] = value
+    return out
+
+
+def _is(value: object, kind: Kind) -> bool:
+    match kind:
+        case "int":
+            return type(value) is int and -(2**63) <= value < 2**63
+        case "number":  # NaN would reach the engine as null, which means its default
+            return (type(value) is int and abs(value) < 2**53) or (type(value) is float and math.isfinite(value))
+        case "bool":
+            return type(value) is bool
+        case "text":
+            return _encodable(value)
+        case "texts":
+            return _encodable(value) or (isinstance(value, list) and all(map(_encodable, value)))
+        case "bias":  # token id, as JSON's key, -> what is added to its logit
+            return isinstance(value, Mapping) and all(
+                isinstance(k, str) and k.isascii() and k.isdigit() and _is(v, "number") for k, v in value.items()
+            )
+        case "ids" | "object":
+            return True  # looked at where they are used
+
+
+def _encodable(value: object) -> bool:
+    """Whether `value` is text that JSON can carry; lone surrogates cannot be."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def checked_ids(ids: object, vocab_size: int, name: str) -> Sequence[int]:
+    """`ids` if it is a list of integers in [0, vocab_size). Raises RequestRefused with the first that is not."""
+    if not isinstance(ids, (list, tuple)):
+        raise RequestRefused(f"{name} is not a list of token ids")
+    if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size):
+        at, bad = next((i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)
+        raise RequestRefused(
+            f"{name}[{at}] = {bad!r:.40} is not a token id below the vocabulary size {vocab_size}",
+            next_step="the tokenizer and the model do not belong together, or ids were made elsewhere",
+        )
+    return ids
+
+
+def from_sglang(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, where: str) -> dict[str, Any]:
+    """renderers' response for SGLang's reply to `prompt_ids`; `where` names request and engine in errors.
+
+    `choices[0]` holds `token_ids` [N], `logprobs.content` [N] of `{"token": "token_id:<id>", "logprob": nats}` and
+    `finish_reason`, stop or length. Raises ReplyInvalid, which names the field, and GenerationAborted.
+    """
+    response: dict[str, Any] = orjson.loads(
+        response_json(checked_reply(reply, prompt_ids=prompt_ids, vocab_size=vocab_size, where=where))
+    )
+    return response
+
+
+class _Entries(dict[int, bytes]):
+    """The JSON of a token's entry up to its log-prob, by id: entries are looked up, not formatted anew.
+
+    Holds at most one per row of the vocabulary.
+    """
+
+    def __missing__(self, token: int) -> bytes:
+        entry = self[token] = b'},{"token":"token_id:%d","logprob":' % token
+        return entry
+
+
+_entry = _Entries().__getitem__
+
+
+def response_json(generation: Generation) -> bytes:
+    """renderers' response as JSON, assembled from whole parts: an object per token and its encoding would cost five times
+    as much, most of it in the garbage collector.
+    """
+    ids, logprobs = generation.token_ids, generation.logprobs
+    content: list[bytes] = [b""] * (2 * len(ids))
+    # Extended slices must match in length: ids and log-probs are bound one to one, as zip(strict=True) would.
+    content[0::2] = map(_entry, ids)
+    content[1::2] = orjson.dumps(logprobs)[1:-1].split(b",") if logprobs else []
+    return b"".join(
+        (
+            b'{"request_id":',
+            orjson.dumps(generation.request_id),
+            b',"choices":[{"token_ids":',
+            orjson.dumps(ids),
+            b',"logprobs":{"content":[',
+            b"".join(content)[2:],
+            b"}]}" if ids else b"]}",
+            b',"finish_reason":"%s"}],"usage":' % generation.finish_reason.encode(),
+            orjson.dumps({"prompt_tokens": generation.prompt_tokens, "completion_tokens": len(ids)}),
+            b"}",
+        )
+    )

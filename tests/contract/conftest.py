@@ -1,0 +1,59 @@
+"""Contract tests run in an environment's interpreter: real renderers, real Verifiers, real SGLang sources, a fake engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from miles_verifiers.rollout import interpreter
+
+interpreter.go_offline()
+sys.path.insert(0, str(Path(__file__).parent))  # contract_env.py is found as an installed environment would be
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+CHATML = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+def make_model_folder(folder: Path, *, model_type: str, template: str = CHATML) -> Path:
+    """A checkpoint folder without weights: one token per byte, and Qwen3's special tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN])
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 320}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<|im_end|>",
+                "pad_token": "<|endoftext|>",
+                "chat_template": template,
+                "model_max_length": 32768,
+            }
+        )
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def qwen3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("models") / "qwen3", model_type="qwen3")
+
+
+@pytest.fixture(scope="session")
+def unknown_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama by its config, whose template is not Llama 3's, as SmolLM2."""
+    return make_model_folder(tmp_path_factory.mktemp("models") / "unknown", model_type="llama")
