@@ -31,7 +31,7 @@ def main() -> None:
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None:
         threading.Thread(target=_end_with, args=(int(parent),), daemon=True, name="parent-watch").start()
-    if _wants_cpu(sys.argv[1:]):
+    if wants_cpu(sys.argv[1:]):
         _fork_children()
     runpy.run_module("sglang.launch_server", run_name="__main__")
 
@@ -48,7 +48,7 @@ def _end_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _wants_cpu(arguments: list[str]) -> bool:
+def wants_cpu(arguments: list[str]) -> bool:
     return "--device=cpu" in arguments or ("--device", "cpu") in itertools.pairwise(arguments)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from miles_verifiers.config import RunConfig
-from miles_verifiers.engine.server import EngineServer
+from miles_verifiers.engine.server import EngineServer, free_port
 from miles_verifiers.errors import HostError
 from miles_verifiers.rundir import RunDir
 
@@ -71,14 +70,6 @@ def engines_of(config: RunConfig, run: RunDir) -> Iterator[Engines]:
         yield engines
     finally:
         engines.stop()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _ports(config: RunConfig) -> list[int]:

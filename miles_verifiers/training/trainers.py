@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from miles_verifiers.config import RunConfig
+from miles_verifiers.engine.server import free_port
 from miles_verifiers.errors import TrainerError
 from miles_verifiers.rundir import RunDir
 from miles_verifiers.training import cluster
-from miles_verifiers.training.engines import free_port
 
 Tick = Callable[[float], None]
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
@@ -45,14 +44,9 @@ class Deadlines:
     """Telling the engine to give up a request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The engine's reply, parsed but not judged."""
-
-    reply: Any
-    where: str
-    """Request and engine, for messages."""
-    seconds: float
+T = TypeVar("T")
+Reader = Callable[[Any, str], T]
+"""Makes something of a parsed reply; the text names request and engine, for messages."""
 
 
 class _Unanswered(Exception):
@@ -89,16 +83,18 @@ class EngineClient:
         self._aborts: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def generate(self, payload: Mapping[str, Any], *, session: str | None = None) -> Answer:
-        """The reply of `/generate` to `payload`.
+    async def generate(self, payload: Mapping[str, Any], read: Reader[T], *, session: str | None = None) -> T:
+        """What `read` makes of the reply of `/generate` to `payload`.
 
-        Raises RequestRefused and PromptTooLong (400), ReplyInvalid (another error status, or half an answer),
+        A parsed reply is a list per token, and is gone again when this returns: replies that wait for their turn on the
+        event loop make the garbage collector the most expensive part of the wire.
+
+        Raises what `read` raises, RequestRefused and PromptTooLong (400), ReplyInvalid (another error status, or half an answer),
         EngineUnreachable, EngineBusy and DeadlineExceeded, each with the request's id and the engine.
         """
         if self._closed:
             raise EngineUnreachable("the client was closed")
         url = self._engine_of(session)
-        started = time.perf_counter()
         try:
             async with asyncio.timeout(self.deadlines.total):
                 raw, where = await self._repeat(url, payload, session)
@@ -112,7 +108,7 @@ class EngineClient:
             reply = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
             raise ReplyInvalid(f"the answer is not JSON: {error}", where=where) from None
-        return Answer(reply, where, time.perf_counter() - started)
+        return read(reply, where)
 
     async def close(self) -> None:
         """Let pending aborts end, each within its deadline, and close the connections."""

@@ -81,9 +81,9 @@ def _sampled(meta: Mapping[str, Any], vocab_size: int, where: str) -> tuple[list
     if not entries:
         return [], []
     try:
-        columns = list(zip(*entries, strict=True))
-        logprobs, ids = list(columns[0]), list(columns[1])
-    except (TypeError, ValueError, IndexError):
+        # Not zip(*entries): an iterator per token would wake the garbage collector for every reply.
+        logprobs, ids = [entry[0] for entry in entries], [entry[1] for entry in entries]
+    except (TypeError, KeyError, IndexError):
         _invalid(f"{name} is not a list of [log-prob, id, text]", where)
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
         at, bad = next((i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)

@@ -9,6 +9,7 @@ steps of `_generate`: translate, ask, translate back.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from typing import Any
 
 from miles_verifiers.errors import GenerationAborted, RequestRefused, WireError
 from miles_verifiers.samples import WeightSpan
-from miles_verifiers.wire.client import Answer, Deadlines, EngineClient
-from miles_verifiers.wire.reply import checked_reply
+from miles_verifiers.wire.client import Deadlines, EngineClient
+from miles_verifiers.wire.reply import Generation, checked_reply
 from miles_verifiers.wire.translate import Limits, response_json, to_sglang
 
 GENERATE_PATH = "/inference/v1/generate"
@@ -60,7 +61,7 @@ class WireResponse:
 @dataclass(slots=True)
 class _Session:
     turns: list[Turn] = field(default_factory=list)
-    running: set[asyncio.Task[Answer]] = field(default_factory=set)
+    running: set[asyncio.Task[Generation]] = field(default_factory=set)
 
 
 class MilesSGLangTransport:
@@ -143,24 +144,24 @@ class MilesSGLangTransport:
     async def _generate(self, body: object, session: str | None) -> bytes:
         record = self._sessions[session] if session is not None else _Session()
         payload = to_sglang(body, self.limits, first=not record.turns)
-        prompt_ids: list[int] = payload["input_ids"]
-        answer = await self._ask(payload, session, record)
-        generation = checked_reply(
-            answer.reply, prompt_ids=prompt_ids, vocab_size=self.limits.vocab_size, where=answer.where
-        )
-        record.turns.append(
-            Turn(generation.token_ids, generation.weight_versions, generation.prompt_tokens, answer.seconds)
-        )
+        started = time.perf_counter()
+        generation = await self._ask(payload, session, record)
+        seconds = time.perf_counter() - started
+        record.turns.append(Turn(generation.token_ids, generation.weight_versions, generation.prompt_tokens, seconds))
         self.counters.tokens += len(generation.token_ids)
         return response_json(generation)
 
-    async def _ask(self, payload: Mapping[str, Any], session: str | None, record: _Session) -> Answer:
+    async def _ask(self, payload: Mapping[str, Any], session: str | None, record: _Session) -> Generation:
         """The engine's answer, from a task of its own, so that `cancel` can end it without ending whoever waits."""
-        prompt_tokens = len(payload["input_ids"])
-        task = asyncio.get_running_loop().create_task(self.client.generate(payload, session=session))
+        prompt_ids: list[int] = payload["input_ids"]
+
+        def read(reply: object, where: str) -> Generation:
+            return checked_reply(reply, prompt_ids=prompt_ids, vocab_size=self.limits.vocab_size, where=where)
+
+        task = asyncio.get_running_loop().create_task(self.client.generate(payload, read, session=session))
         record.running.add(task)
         self.counters.in_flight += 1
-        self.counters.prompt_tokens_in_flight += prompt_tokens
+        self.counters.prompt_tokens_in_flight += len(prompt_ids)
         try:
             return await task
         except asyncio.CancelledError:
@@ -171,7 +172,7 @@ class MilesSGLangTransport:
         finally:
             record.running.discard(task)
             self.counters.in_flight -= 1
-            self.counters.prompt_tokens_in_flight -= prompt_tokens
+            self.counters.prompt_tokens_in_flight -= len(prompt_ids)
 
     def _failure(self, error: WireError) -> Exception:
         return error if self._on_error is None else self._on_error(error)

@@ -13,6 +13,7 @@ from miles_verifiers.rollout import interpreter
 interpreter.go_offline()
 sys.path.insert(0, str(Path(__file__).parent))  # contract_env.py is found as an installed environment would be
 
+
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 CHATML = (
@@ -57,3 +58,9 @@ def qwen3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unknown_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama by its config, whose template is not Llama 3's, as SmolLM2."""
     return make_model_folder(tmp_path_factory.mktemp("models") / "unknown", model_type="llama")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # SWIG types of sentencepiece, which transformers imports, warn when they are made, some as late as the interpreter's
+    # end. A warning that is an error leaves them unmade, and the interpreter dies of a segmentation fault (Python 3.11).
+    config.addinivalue_line("filterwarnings", "ignore:builtin type .* has no __module__ attribute:DeprecationWarning")

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import re
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -271,6 +272,25 @@ async def test_several_turns_extend_the_ids_of_the_first(
             "assistant\nw0<|im_end|>\n<|im_start|>user\nAgain.<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>"
         )
         assert row["weight_versions"] == [{"version": "7", "count": sum(row["loss_mask"])}]
+
+
+async def test_working_folders_lie_in_the_temporary_folder(
+    qwen3_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    speaker, folders = Speaker(qwen3_folder), list[Path]()
+
+    def handler(request: Any, body: dict[str, Any]) -> dict[str, Any]:
+        folder = work / request.headers["X-SMG-Routing-Key"]  # the trace's id, which also names the folder
+        assert folder.is_dir()
+        folders.append(folder)
+        return speaker(request, body)
+
+    await rows_of(qwen3_folder, tmp_path, handler)
+    assert len(folders) == 8
+    assert not any(folder.exists() for folder in folders)
 
 
 async def test_max_turns_is_kept(qwen3_folder: Path, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def only_pickles(files: dict[str, bytes]) -> None:
 def test_what_a_folder_lacks_is_named(tmp_path: Path, change: Callable[[dict[str, bytes]], None], said: str) -> None:
     files = files_of_a_model()
     change(files)
-    with pytest.raises(ModelError, match=".") as error:
+    with pytest.raises(ModelError) as error:
         check_model_folder(write(tmp_path / "m", files))
     assert said in error.value.what
 

@@ -225,7 +225,7 @@ class TestFromSGLang:
             ({"output_token_logprobs": ...}, "output_token_logprobs is missing"),
             ({"output_token_logprobs": [[-0.5, 5, None]]}, "completion_tokens"),
             ({"output_token_logprobs": [[-0.5], [-0.5], [-0.5]]}, "not a list of"),
-            ({"output_token_logprobs": [[-0.5, 5, None], [-0.5, 6], [-0.5, 2, None]]}, "not a list of"),
+            ({"output_token_logprobs": [[-0.5, 5, None], [-0.5], [-0.5, 2, None]]}, "not a list of"),
             ({"output_token_logprobs": [1, 2, 3]}, "not a list of"),
             ({"finish_reason": None}, "finish_reason"),
             ({"finish_reason": {"type": "tired"}}, "finish_reason"),
