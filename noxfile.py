@@ -119,6 +119,13 @@ def contract(session: nox.Session) -> None:
 
 
 @nox.session
+def faults(session: nox.Session) -> None:
+    """The real job on a tiny model, interrupted and broken at every stage. Takes minutes."""
+    _install(session, "package.txt", "test.txt")
+    session.run("pytest", "tests/e2e", *session.posargs, interrupt_timeout=INTERRUPT_S, terminate_timeout=TERMINATE_S)
+
+
+@nox.session
 def prepare(session: nox.Session) -> None:
     """Venvs, environment, model, preflight."""
     _job(session, "prepare")

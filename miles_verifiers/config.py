@@ -138,7 +138,8 @@ class TrainingSection(Section):
     save_interval: int = Field(1, ge=1)
     """Steps between checkpoints; the last step always makes one."""
     keep_checkpoints: int = Field(1, ge=1)
-    weight_sync: Literal["disk"] = "disk"
+    weight_sync: Literal["disk", "stale"] = "disk"
+    """`disk` hands safetensors over through a folder; `stale` is a control: the version moves, the weights stay."""
     step_timeout: float = Field(900, gt=0)
     """Seconds for one training step."""
     load_timeout: float = Field(300, gt=0)

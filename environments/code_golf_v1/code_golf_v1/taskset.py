@@ -48,7 +48,7 @@ class CodeGolfTask(vf.Task[CodeGolfData]):
 
     @vf.reward(weight=1.0)
     async def correct(self, trace: vf.Trace) -> float:
-        return trace.metrics["passed"]
+        return float(trace.metrics["passed"])
 
     @vf.group_reward(weight=0.5)
     async def most_concise(self, traces: list[vf.Trace]) -> list[float]:
@@ -84,4 +84,4 @@ class CodeGolfTaskset(vf.Taskset[CodeGolfTask, CodeGolfConfig]):
 
 def _passed(trace: vf.Trace) -> bool:
     """Group rewards also see rollouts that failed before they were scored; those have no metrics."""
-    return trace.metrics.get("passed", 0.0) == 1.0
+    return bool(trace.metrics.get("passed") == 1.0)

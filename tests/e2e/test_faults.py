@@ -1,0 +1,180 @@
+"""The real job, stopped and broken in the middle: it ends in time, leaves nothing running, and goes on afterwards.
+
+Run with `nox -s faults`. The tiny model keeps it short; the engine, Ray and Megatron-core are the real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from miles_verifiers.manifest import Manifest
+
+MARK = "MILES_VERIFIERS_TEST_RUN"
+STOP_S = 10.0
+SETTINGS = (
+    "--profile", "cpu",
+    "--set", "model.source=tiny:qwen3",
+    "--set", "rollout.rollout_max_response_len=32",
+    "--set", "training.num_steps=3",
+)  # fmt: skip
+
+
+class Run:
+    """A `miles-verifiers train` of its own, all of whose processes carry a mark in their environment."""
+
+    def __init__(self, folder: Path, *more: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.folder = folder
+        argv = [sys.executable, "-P", "-m", "miles_verifiers", "train", "--run-dir", str(folder), *SETTINGS, *more]
+        self.process = subprocess.Popen(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, MARK: self.mark},
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, text: str, timeout: float = 300) -> None:
+        deadline = time.monotonic() + timeout
+        while text not in self.text:
+            assert self.process.poll() is None, f"ended before {text!r}:\n{self.text}"
+            assert time.monotonic() < deadline, f"no {text!r} within {timeout} s:\n{self.text}"
+            time.sleep(0.05)
+
+    def end(self, timeout: float) -> int:
+        code = self.process.wait(timeout)
+        self._reader.join(5)
+        return code
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def gone_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.processes():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    before = leftovers()
+    yield tmp_path / "run"
+    assert leftovers() - before == set()
+
+
+def leftovers() -> set[str]:
+    """What our runs put outside of the run directory and the caches while they live."""
+    return {str(p) for pattern in ("mv-*", "miles-engine-*") for p in Path("/tmp").glob(pattern)} | {
+        str(p) for p in Path("/dev/shm").glob("sglang_loads_*")
+    }
+
+
+STAGES = (
+    "preflight: a look from inside",
+    "conversion: ",
+    "starting Ray",
+    "engine on port",
+    "step 1: rollouts",
+    "step 2: rollouts",
+    "step 2: training",
+    "checkpoint 1",
+)
+
+
+@pytest.mark.timeout(1200)
+def test_interrupted_at_every_stage_it_stops_in_time_and_goes_on(folder: Path) -> None:
+    for stage in STAGES:
+        run = Run(folder)
+        run.wait_for(stage)
+        begun = time.monotonic()
+        run.process.send_signal(signal.SIGINT)
+        code = run.end(timeout=STOP_S + 5)
+        seconds = time.monotonic() - begun
+        assert code == 130, run.text
+        assert seconds < STOP_S, f"{stage}: {seconds:.1f} s"
+        assert run.gone_within(1.0), [p.cmdline() for p in run.processes()]
+        assert "goes on where it stopped" in run.text
+    run = Run(folder)
+    assert run.end(timeout=300) == 0, run.text
+    manifest = Manifest.load(folder)
+    assert manifest.phases["train"].finished is not None
+    assert manifest.phases["train"].figures["resumed_at"] == 1
+    assert len(list((folder / "dump" / "rollout").glob("*.parquet"))) == 3
+
+
+@pytest.mark.timeout(400)
+def test_killed_outright_nothing_outlives_it(folder: Path) -> None:
+    run = Run(folder)
+    run.wait_for("step 1: rollouts")
+    assert len(run.processes()) > 5, "the control: there is something that could outlive it"
+    run.process.kill()
+    run.end(timeout=5)
+    assert run.gone_within(STOP_S), [p.cmdline() for p in run.processes()]
+    for left in leftovers():  # a killed process removes nothing; what it left is small, and this test's to clear
+        subprocess.run(["rm", "-rf", left], check=True)
+
+
+@pytest.mark.timeout(400)
+def test_an_engine_that_dies_in_the_middle_is_named_with_its_last_lines(folder: Path) -> None:
+    run = Run(folder)
+    run.wait_for("step 1: rollouts")
+    engine = next(p for p in run.processes() if "miles_verifiers.engine.launch" in p.cmdline())
+    engine.kill()
+    assert run.end(timeout=60) == 3
+    assert "the engine was killed by SIGKILL" in run.text
+    assert "engine-0.log" in run.text
+    assert run.gone_within(1.0)
+
+
+@pytest.mark.timeout(400)
+def test_an_engine_that_dies_at_start_is_named_with_its_last_lines(folder: Path) -> None:
+    run = Run(folder, "--set", 'engine.extra_args=["--no-such-option"]')
+    assert run.end(timeout=300) == 3
+    assert "the engine ended with exit code 2" in run.text
+    assert "--no-such-option" in run.text
+
+
+@pytest.mark.timeout(400)
+def test_a_port_in_use_is_the_users_to_change(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        run = Run(folder, "--set", f"engine.port={port}")
+        assert run.end(timeout=300) == 2
+    assert f"port {port} cannot be used" in run.text
+    assert "engine.port" in run.text
