@@ -65,7 +65,7 @@ def _job(session: nox.Session, command: str) -> None:
     )
 
 
-def _role_tests(session: nox.Session, role: str, folder: str) -> None:
+def _role_tests(session: nox.Session, role: str, *folders: str) -> None:
     """Tests in the interpreter of a role, which the product itself builds."""
     _install(session, "package.txt")
     python = session.run("miles-verifiers", "venv", role, "--profile", "cpu", silent=True, stderr=None)
@@ -75,7 +75,7 @@ def _role_tests(session: nox.Session, role: str, folder: str) -> None:
         "-P",
         "-m",
         "pytest",
-        folder,
+        *folders,
         *session.posargs,
         external=True,
         interrupt_timeout=INTERRUPT_S,
@@ -115,7 +115,7 @@ def stack(session: nox.Session) -> None:
 @nox.session
 def contract(session: nox.Session) -> None:
     """The wire and the rollouts against real renderers and Verifiers, in the environment's interpreter."""
-    _role_tests(session, "contract", "tests/contract")
+    _role_tests(session, "contract", "tests/contract", "environments/code_golf_v1/tests/with_verifiers")
 
 
 @nox.session

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +35,12 @@ _LONGEST_SOCKET_FOLDER = 60
 """Characters. A Unix socket's path has at most 107 (unix(7)); SGLang's names within the folder take some forty."""
 
 _LOG_TAIL_BYTES = 64 * 1024
+
+_RATE = re.compile(
+    r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[^\]\n]*\] Decode batch.*gen throughput \(token/s\): ([\d.]+)", re.MULTILINE
+)
+_RATE_VALID_S = 15.0
+"""Seconds. A line comes every --decode-log-interval steps, on a slow CPU every few seconds."""
 
 _STAGES = (
     ("The server is fired up", "answers its first request"),
@@ -146,12 +154,17 @@ class EngineServer:
             raise self._error(f"the engine {_ended(code)}", returncode=code)
 
     def throughput(self) -> float | None:
-        """Generated tokens per second as the server counts them; None where it does not say within half a second."""
-        with contextlib.suppress(calls.NoAnswer, KeyError, TypeError, ValueError):
-            status, reply = calls.call(f"{self.url}/v1/loads?include=core", timeout=0.5)
-            if status == 200:
-                return sum(float(load["gen_throughput"]) for load in reply["loads"])
-        return None
+        """Generated tokens per second as the server logs them: 0.0 while it is idle, None before the first figure.
+
+        Read from the log, which costs the server nothing. Over HTTP, /v1/loads has the figure only with metrics switched on
+        (metrics_reporter.py, 0.5.23), and /server_info waits for the scheduler's next step.
+        """
+        found = _RATE.findall(self._output())
+        if not found:
+            return None
+        at, rate = found[-1]
+        age = (datetime.now() - datetime.strptime(at, "%Y-%m-%d %H:%M:%S")).total_seconds()
+        return float(rate) if age < _RATE_VALID_S else 0.0
 
     def model_info(self, timeout: float = 10.0) -> dict[str, Any]:
         """The server's /model_info: `model_path`, `weight_version` and more."""

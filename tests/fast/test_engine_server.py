@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         raw = json.dumps(body).encode()
         self.send_response(status); self.send_header("Content-Length", str(len(raw))); self.end_headers(); self.wfile.write(raw)
     def do_GET(self):
-        if self.path.startswith("/v1/loads"): return self.reply(200, {"loads": [{"gen_throughput": 1.5}, {"gen_throughput": 2}]})
         self.reply(200, {"weight_version": version})
     def do_POST(self):
         global version
@@ -236,7 +236,6 @@ def healthy(mode: str = "") -> str:
 def test_a_healthy_engine_starts_answers_and_stops(engine: Callable[..., EngineServer], tmp_path: Path) -> None:
     with engine(healthy()) as server:
         server.check()
-        assert server.throughput() == 3.5
         server.update_weights_from_disk(tmp_path, "7", timeout=5)
         assert server.model_info()["weight_version"] == "7"
         assert server.pid is not None
@@ -313,8 +312,25 @@ def test_a_folder_that_is_not_there_is_not_sent(engine: Callable[..., EngineServ
         server.update_weights_from_disk(tmp_path / "nowhere", "7", timeout=5)
 
 
-def test_throughput_of_an_engine_that_does_not_say(engine: Callable[..., EngineServer]) -> None:
-    assert engine(healthy()).throughput() is None
+def test_throughput_is_the_last_figure_of_the_log(engine: Callable[..., EngineServer], tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "engine.log"
+    log.parent.mkdir()
+    log.write_text(decode_line(datetime.now(), 99.0))
+    server = engine("import time; time.sleep(60)")
+    server.start()
+    # Of an earlier server, then two of this one, then one so old that nothing is generated any more.
+    assert server.throughput() is None
+    for age, rate, shown in ((0, 12.5, 12.5), (0, 53.25, 53.25), (60, 7.0, 0.0)):
+        with log.open("a") as file:
+            file.write(decode_line(datetime.now() - timedelta(seconds=age), rate))
+        assert server.throughput() == shown
+
+
+def decode_line(at: datetime, rate: float) -> str:
+    return (
+        f"[{at:%Y-%m-%d %H:%M:%S}] Decode batch, #running-req: 1, #token: 39, token usage: 0.01, cpu graph: False, "
+        f"gen throughput (token/s): {rate:.2f}, #queue-req: 0\n[{at:%Y-%m-%d %H:%M:%S}] INFO: GET /health\n"
+    )
 
 
 def test_an_interrupted_start_leaves_no_process(

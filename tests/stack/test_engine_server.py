@@ -80,7 +80,7 @@ def generate(engine: EngineServer, ids: list[int], new: int = NEW_TOKENS, **more
 
 
 def prompt_ids(folder: Path) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
         for text in PROMPTS
@@ -117,7 +117,7 @@ def test_greedy_tokens_and_log_probs_are_those_of_transformers(served: Served) -
 
     # Negative control: one weight of one matrix, moved.
     with torch.no_grad():
-        model.model.layers[1].self_attn.o_proj.weight[0, 0] += 0.5
+        model.model.layers[1].self_attn.o_proj.weight[0, 0] += 0.01
     with pytest.raises(AssertionError):
         demand_parity(model, replies)
 
@@ -147,14 +147,15 @@ def test_pushed_weights_change_version_and_tokens(served: Served, tmp_path: Path
     assert {reply["meta_info"]["weight_version"] for reply in before} == {"0"}
 
     changed = changed_copy(served.folder, tmp_path / "new")
-    served.engine.update_weights_from_disk(changed, "1", timeout=60)
-    after = [generate(served.engine, ids) for ids in prompts]
+    try:
+        served.engine.update_weights_from_disk(changed, "1", timeout=60)
+        after = [generate(served.engine, ids) for ids in prompts]
+    finally:
+        served.engine.update_weights_from_disk(served.folder, "0", timeout=60)
     assert {reply["meta_info"]["weight_version"] for reply in after} == {"1"}
     assert [reply["output_ids"] for reply in after] != [reply["output_ids"] for reply in before]
     demand_parity(load(changed), list(zip(prompts, after, strict=True)))
-
-    # And back: what changed the answers was the weights.
-    served.engine.update_weights_from_disk(served.folder, "0", timeout=60)
+    # With the first weights back, the first answers are back: it was the weights that changed them.
     assert [generate(served.engine, ids)["output_ids"] for ids in prompts] == [reply["output_ids"] for reply in before]
 
 
@@ -185,14 +186,12 @@ def test_weights_that_are_not_there_change_nothing(served: Served, tmp_path: Pat
 
 def test_throughput_is_what_the_engine_says(served: Served) -> None:
     ids = prompt_ids(served.folder)[0]
-    worker = threading.Thread(target=generate, args=(served.engine, ids, 300))
-    worker.start()
-    seen = []
-    while worker.is_alive():
-        seen.append(served.engine.throughput())
-        time.sleep(0.05)
-    worker.join()
-    assert max(rate or 0.0 for rate in seen) > 1.0
+    started = time.monotonic()
+    generate(served.engine, ids, 300)
+    mean = 300 / (time.monotonic() - started)
+    shown = served.engine.throughput()
+    assert shown is not None
+    assert mean / 4 < shown < mean * 4
 
 
 def test_a_port_in_use_is_said_before_anything_starts(served: Served, tmp_path: Path) -> None:
