@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from miles_verifiers import process
 from miles_verifiers.config import RunConfig
 from miles_verifiers.engine.server import free_port
 from miles_verifiers.errors import TrainerError
@@ -47,6 +48,8 @@ class Trainers:
         world_size = max(1, config.training.num_gpus)
         # Ray gives an actor without CPUs a single OpenMP thread; the trainer has the machine to itself while it steps.
         env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world_size))}
+        if not config.training.num_gpus:
+            env |= process.CPU_TENSOR_ENVIRONMENT
         init_method = f"tcp://127.0.0.1:{free_port()}"
         self._actors = [
             cluster.start_actor(

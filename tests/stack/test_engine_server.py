@@ -59,7 +59,9 @@ def server(folder: Path, log: Path, **changes: Any) -> EngineServer:
     return EngineServer(config, python=Path(sys.executable), model=folder, log=log, **(options | changes))
 
 
-@pytest.fixture(scope="module", params=["tiny", *([REAL_MODEL] if REAL_MODEL else [])])
+@pytest.fixture(
+    scope="module", params=["tiny", *([pytest.param(REAL_MODEL, marks=pytest.mark.slow)] if REAL_MODEL else [])]
+)
 def served(
     request: pytest.FixtureRequest, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
