@@ -100,15 +100,6 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return env | dict(extra or {})
 
 
-CPU_TENSOR_ENVIRONMENT = {
-    # glibc gives every large tensor back to the kernel and asks for zeroed pages again: a third of a training step on the
-    # CPU was page faults. Kept in the process, the same step took 22 s instead of 35.
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
-"""For processes that do tensor arithmetic on the CPU."""
-
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE_?KEY|^AWS_|^WANDB_|^AZURE_|^GOOGLE_|^GITHUB_", re.I
 )

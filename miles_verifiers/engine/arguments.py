@@ -79,7 +79,7 @@ def server_environment(
     if config.device == "cpu":
         # Set, it would send layers to sgl_kernel although our platform is active.
         env.pop("SGLANG_USE_CPU_ENGINE", None)
-        env |= process.CPU_TENSOR_ENVIRONMENT | _CPU_ONLY | {"SGLANG_CACHE_DIR": str(temporary / "cache")}
+        env |= _CPU_ONLY | {"SGLANG_CACHE_DIR": str(temporary / "cache")}
     elif gpu_ids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(i) for i in gpu_ids)
     return env
