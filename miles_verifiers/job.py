@@ -109,8 +109,9 @@ class Job:
     def _child(self, command: Command) -> str:
         """Run one of the plan's commands; its last line is its result as JSON."""
         with _short_folder() as temporary:
-            # Whatever a library leaves in a temporary folder is gone with this one, also after a kill.
-            env = process.without_secrets(process.child_environment()) | command.environment | {"TMPDIR": temporary}
+            # Whatever a library leaves in a temporary folder or in a cache of its own is gone with this one.
+            env = process.without_secrets(process.child_environment()) | command.environment
+            env |= {"TMPDIR": temporary, "SGLANG_CACHE_DIR": temporary}
             lines = process.run(
                 command.argv, what=command.what, timeout=command.timeout, log=self.run.log, env=env, cwd=self.run.path
             )

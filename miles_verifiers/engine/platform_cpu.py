@@ -30,3 +30,9 @@ class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def get_graph_runner_cls(self) -> None:
         return None
+
+    def init_backend(self) -> None:
+        """Called once by SGLang, when it has imported its model runner."""
+        from miles_verifiers.engine.attention import take_over_torch_native
+
+        take_over_torch_native()
