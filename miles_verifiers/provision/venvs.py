@@ -21,7 +21,7 @@ from pathlib import Path
 import uv
 from filelock import FileLock, Timeout
 
-from miles_verifiers import process, progress
+from miles_verifiers import process, progress, resources
 from miles_verifiers.errors import ComponentError, EnvironmentPackageError, HostError, InstallError
 from miles_verifiers.provision.stack import Interpreter, probe
 
@@ -72,9 +72,10 @@ class Recipe:
         for file in (*self.locks, self.excludes):
             if file is not None:
                 add(file.name, file.read_text(encoding="utf-8"), str(self.fill))
-        for folder in (self.package, own_package() if self.with_ourselves else None):
+        ours = [own_package(), *_own_data()] if self.with_ourselves else []
+        for folder in (self.package, *ours):
             if folder is not None:
-                add("folder", folder_hash(folder))
+                add("folder", folder.name, folder_hash(folder))
         return digest.hexdigest()[:12]
 
 
@@ -123,6 +124,10 @@ def python_of(venv: Path) -> Path:
 
 def own_package() -> Path:
     return Path(__file__).resolve().parent.parent
+
+
+def _own_data() -> list[Path]:
+    return [resources.root() / name for name in ("profiles", "locks", "environments")]
 
 
 def folder_hash(folder: Path) -> str:
@@ -249,9 +254,12 @@ def _install_package(recipe: Recipe, venv: Path, log: Path, offline: bool) -> No
 def _copy_ourselves(site_packages: Path) -> None:
     """Copy this package and its metadata: the actors then run the very code that started them, editable or not.
 
-    The metadata carry the entry point by which SGLang finds our platform.
+    The metadata carry the entry point by which SGLang finds our platform. The project's data go where a wheel has them.
     """
     shutil.copytree(own_package(), site_packages / "miles_verifiers", ignore=_IGNORED)
+    for folder in _own_data():
+        target = site_packages / "miles_verifiers" / "_data" / folder.name
+        shutil.copytree(folder, target, ignore=_IGNORED, dirs_exist_ok=True)
     distribution = importlib.metadata.distribution("miles-verifiers")
     info = site_packages / f"miles_verifiers-{distribution.version}.dist-info"
     info.mkdir()

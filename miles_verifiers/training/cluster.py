@@ -21,11 +21,11 @@ POLL_S = 0.5
 
 
 @contextmanager
-def local_cluster(num_gpus: int) -> Iterator[None]:
+def local_cluster(num_gpus: int, folder: Path | None = None) -> Iterator[None]:
     """Start Ray on this machine, on loopback, without dashboard; stop it when the block ends.
 
-    Its sockets and logs go into the process's temporary folder, which whoever started the process removes. That must have a
-    short path: the address of a unix socket may have 107 characters.
+    Its sockets and logs go into `folder`, by default the process's temporary folder, which whoever started the process
+    removes. That must have a short path: the address of a unix socket may have 107 characters.
     """
     ray.init(
         address="local",
@@ -35,7 +35,7 @@ def local_cluster(num_gpus: int) -> Iterator[None]:
         object_store_memory=OBJECT_STORE_BYTES,
         logging_level="warning",
         log_to_driver=True,
-        _temp_dir=str(Path(tempfile.gettempdir()) / "ray"),
+        _temp_dir=str((folder or Path(tempfile.gettempdir())) / "ray"),
         _node_ip_address="127.0.0.1",
     )
     process.arm()

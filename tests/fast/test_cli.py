@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from miles_verifiers import cli, config, job
+from miles_verifiers import cli, config, job, process
 from miles_verifiers.errors import ComponentError, Interrupted
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # They are for a process of its own: pytest would adopt other tests' orphans, and kill its own children.
+    monkeypatch.setattr(process, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(process, "end_descendants", lambda: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MILES_VERIFIERS_CACHE", str(tmp_path / "cache"))
     for name in (cli.RUN_DIR_VARIABLE, cli.MODEL_DIR_VARIABLE, cli.ENVIRONMENT_VARIABLE):

@@ -12,6 +12,12 @@ import transformers
 from miles_verifiers.config import TrainingSection
 from miles_verifiers.samples import Sample, as_row
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Our own warnings stay errors; what the stack's packages say of each other while they are imported is theirs.
+    config.addinivalue_line("filterwarnings", r"ignore::Warning:(megatron|ray|sglang|torch|transformers)(\..*)?")
+
+
 VOCAB = 1000
 _SIZES = {
     "vocab_size": VOCAB,

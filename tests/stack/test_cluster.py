@@ -19,14 +19,10 @@ from miles_verifiers.training.preflight import StackWorker, check_interpreter
 @pytest.fixture(scope="module", autouse=True)
 def ray_here() -> Iterator[None]:
     # A short folder: the address of a unix socket may have 107 characters, and pytest's own folders are long.
-    with tempfile.TemporaryDirectory(prefix="mv-") as folder:
-        before, tempfile.tempdir = tempfile.tempdir, folder
+    with tempfile.TemporaryDirectory(prefix="mv-", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_AUTH_MODE"] = "disabled"
-        try:
-            with cluster.local_cluster(num_gpus=0):
-                yield
-        finally:
-            tempfile.tempdir = before
+        with cluster.local_cluster(num_gpus=0, folder=Path(folder)):
+            yield
 
 
 class Worker:
