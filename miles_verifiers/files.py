@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,12 @@ def write_text(path: Path, text: str) -> None:
     """Replaces the whole file, as UTF-8; see `written_aside`."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's content, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

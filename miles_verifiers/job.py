@@ -160,7 +160,7 @@ def opened(config: RunConfig, run: RunDir, cache: Path, *, offline: bool = False
 
 
 def choose_run_dir(config: RunConfig, root: Path) -> RunDir:
-    """The newest unfinished run of this configuration below `root`, else the next free number."""
+    """The unfinished run of this configuration below `root`, else the next free number."""
     for number in range(1, 1_000_000):
         run = RunDir(root / f"{config.profile}-{number:03d}")
         if not run.path.exists():

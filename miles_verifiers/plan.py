@@ -1,4 +1,4 @@
-"""The commands of a job: what `--dry-run` prints and what the job runs is the same object."""
+"""The commands of a job, as `--dry-run` prints them; those of preflight, convert and train are the ones that the job runs."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ description (8 bytes little-endian header length, JSON header with `data_offsets
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Iterator
@@ -77,12 +76,6 @@ def weight_files(path: Path) -> list[Path]:
         where=str(path),
         next_step="save the model with safetensors (save_pretrained does)",
     )
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _facts(path: Path, config: dict[str, Any]) -> ModelFacts:

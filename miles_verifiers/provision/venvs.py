@@ -13,22 +13,20 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import uv
-from filelock import FileLock, Timeout
 
 from miles_verifiers import process, progress, resources
-from miles_verifiers.errors import ComponentError, EnvironmentPackageError, HostError, InstallError
+from miles_verifiers.errors import EnvironmentPackageError, HostError, InstallError
+from miles_verifiers.provision.cache import locked
 from miles_verifiers.provision.stack import Interpreter, probe
 
 LAYOUT = "2"
 """Part of every key; raise it when the way venvs are built changes."""
 INSTALL_TIMEOUT_S = 1800.0
-LOCK_TIMEOUT_S = 2400.0
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info", ".*")
 
 
@@ -88,34 +86,11 @@ def ensure(recipe: Recipe, cache: Path, *, log: Path, offline: bool = False) -> 
     target = cache / "venvs" / f"{recipe.role}-{recipe.key()}"
     if target.is_dir():
         return target
-    _make_folder(target.parent)
-    with locked(target.parent / f".{target.name}.lock", what=f"venv {recipe.role}"):
+    with locked(target, what=f"venv {recipe.role}"):
         if not target.is_dir():
             _check_disk(target.parent, recipe)
             _build(recipe, target, log, offline)
     return target
-
-
-@contextmanager
-def locked(path: Path, *, what: str) -> Iterator[None]:
-    """Hold a lock file; say so while another process holds it. The kernel frees it when its holder dies."""
-    lock = FileLock(path)
-    try:
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            progress.report(f"{what}: waiting for another run that makes it")
-            lock.acquire(timeout=LOCK_TIMEOUT_S, poll_interval=0.2)
-    except Timeout:
-        raise ComponentError(
-            f"{what}: another process has been making it for {LOCK_TIMEOUT_S:.0f} s",
-            where=str(path),
-            next_step="look which process holds the lock file, and end it",
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def python_of(venv: Path) -> Path:
@@ -155,17 +130,6 @@ def _source_files(folder: Path) -> Iterable[Path]:
             d for d in folders if d != "__pycache__" and not d.startswith(".") and not d.endswith(".egg-info")
         ]
         yield from (Path(root) / f for f in files if not f.endswith(".pyc") and not f.startswith("."))
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HostError(
-            f"the cache folder cannot be made: {error.strerror}",
-            where=str(folder),
-            next_step="name a writable one in MILES_VERIFIERS_CACHE",
-        ) from None
 
 
 def _check_disk(folder: Path, recipe: Recipe) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from miles_verifiers import process
+from miles_verifiers import process, progress
 from miles_verifiers.errors import ComponentError, MilesVerifiersError
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -53,7 +53,9 @@ def start_actor(
     A wrong interpreter gives no error in Ray, only a worker that is started again and again: see to it that `python` was
     probed, and wait for the actor with a deadline.
     """
-    runtime_env = {"py_executable": str(python), "env_vars": {"PYTHONPATH": "", **(env or {})}}
+    # An actor's output reaches the log with a prefix, so that marked progress lines would be noise there.
+    env_vars = {"PYTHONPATH": "", progress.CHILD_VARIABLE: "", **(env or {})}
+    runtime_env = {"py_executable": str(python), "env_vars": env_vars}
     # num_cpus=0: on two cores the actors take turns by design; Ray must not make one wait for the other.
     options = {"num_cpus": 0, "num_gpus": num_gpus, "max_restarts": 0, "runtime_env": runtime_env}
     return ray.remote(cls).options(**options).remote(*arguments)

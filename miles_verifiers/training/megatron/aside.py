@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -17,7 +16,6 @@ from miles_verifiers import files
 from miles_verifiers.errors import HostError
 
 _POLL_S = 0.2
-_CHUNK = 1 << 22
 
 
 def aside_of(target: Path) -> Path:
@@ -97,11 +95,3 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
 
 def write_json(path: Path, value: Any) -> None:
     files.write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
-
-
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

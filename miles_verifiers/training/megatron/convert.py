@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from miles_verifiers.errors import MilesVerifiersError, ParityError
+from miles_verifiers.files import sha256
 from miles_verifiers.progress import report
 from miles_verifiers.training.megatron import aside, checkpoint, devices, parallel
 from miles_verifiers.training.megatron.hf_folder import HFFolder
@@ -115,7 +116,7 @@ def _write_and_compare(hf: HFFolder, folder: Path, tensor_parallel: int) -> floa
 def _inventory(folder: Path) -> dict[str, dict[str, Any]]:
     report("conversion: hashing the result")
     return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": aside.sha256(path)}
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
@@ -130,7 +131,7 @@ def _finished(target: Path, made_from: dict[str, Any]) -> Parity | None:
         report("conversion: checking the result that is there")
         for name, file in manifest["files"].items():
             path = target / name
-            if path.stat().st_size != file["bytes"] or aside.sha256(path) != file["sha256"]:
+            if path.stat().st_size != file["bytes"] or sha256(path) != file["sha256"]:
                 return None
         return Parity(**{**manifest["parity"], "reused": True})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 
 from miles_verifiers.errors import ModelError
+from miles_verifiers.files import sha256
 from miles_verifiers.training.megatron import aside
 
 _INDEX = "model.safetensors.index.json"
@@ -94,7 +95,7 @@ class HFFolder:
         files = {self.path / "config.json", *self._file_of.values()}
         digest = hashlib.sha256()
         for path in sorted(files):
-            digest.update(f"{path.name} {aside.sha256(path)}\n".encode())
+            digest.update(f"{path.name} {sha256(path)}\n".encode())
         return digest.hexdigest()
 
     def write_like(self, target: Path, tensors: dict[str, Tensor]) -> None:
