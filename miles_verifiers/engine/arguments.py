@@ -15,6 +15,7 @@ _CPU_ARGUMENTS = (
     "--sampling-backend", "pytorch",
     "--grammar-backend", "none",
     "--disable-overlap-schedule",
+    "--schedule-policy", "lpm",  # one sample of a group fills the prefix cache, the others of the group read it
     "--cuda-graph-backend-decode", "disabled",
     "--cuda-graph-backend-prefill", "disabled",
     "--sleep-on-idle",  # an idle scheduler spins on a core otherwise; a training step beside it took 53 s instead of 5
