@@ -103,7 +103,7 @@ def types(session: nox.Session) -> None:
 def fast(session: nox.Session) -> None:
     """Unit and contract tests without torch, under a minute."""
     _install(session, "package.txt", "dev.txt")
-    session.run("pytest", "tests/fast", "environments", *session.posargs)
+    session.run("pytest", "tests/fast", *session.posargs)
 
 
 @nox.session
@@ -114,8 +114,8 @@ def stack(session: nox.Session) -> None:
 
 @nox.session
 def contract(session: nox.Session) -> None:
-    """The wire and the rollouts against real renderers and Verifiers, in the environment's interpreter."""
-    _role_tests(session, "contract", "tests/contract", "environments/code_golf_v1/tests/with_verifiers")
+    """The wire, the rollouts and our environment with real renderers and Verifiers, in the environment's interpreter."""
+    _role_tests(session, "contract", "tests/contract", "environments/code_golf_v1/tests")
 
 
 @nox.session
