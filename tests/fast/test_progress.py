@@ -29,7 +29,9 @@ def test_a_new_text_is_never_held_back() -> None:
     assert [event.text for event in events] == ["a", "b"]
 
 
-@pytest.mark.parametrize("line", ["hello", progress.MARK + "{", progress.MARK + '{"nonsense": 1}', progress.MARK + "[]"])
+@pytest.mark.parametrize(
+    "line", ["hello", progress.MARK + "{", progress.MARK + '{"nonsense": 1}', progress.MARK + "[]"]
+)
 def test_a_line_that_is_no_report_is_an_ordinary_line(line: str) -> None:
     assert progress.parse(line) is None
 
