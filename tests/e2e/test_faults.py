@@ -53,8 +53,9 @@ class Run:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append(line.rstrip())
 
     @property
     def text(self) -> str:
