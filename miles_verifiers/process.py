@@ -160,7 +160,8 @@ def run(
         code = child.poll()
     finally:
         end_tree(child.pid, grace=GRACE_S if child.poll() is None else 0.0)
-        child.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE_S)  # killed: what still does not end hangs in the kernel, and waiting does not help
     if code == 0:
         return list(tail)
     if carried:
