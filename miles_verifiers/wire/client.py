@@ -8,6 +8,7 @@ is given up (deadline, or the caller was cancelled) the engine is told, so that 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import uuid
 import zlib
@@ -95,6 +96,7 @@ class EngineClient:
         self._attempts = attempts
         self._slots = asyncio.Semaphore(max_connections)
         self._connections = Connections(self.deadlines.connect)
+        self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self._turn = 0
         self._aborts: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -140,7 +142,7 @@ class EngineClient:
 
     async def _repeat(self, url: str, payload: Mapping[str, Any], session: str | None) -> tuple[bytes, str]:
         for attempt in range(1, self._attempts + 1):
-            rid = uuid.uuid4().hex
+            rid = f"{self._name}-{next(self._numbers)}"
             where = f"request {rid} to engine {url}"
             self.traffic.attempts += 1
             try:
@@ -223,6 +225,8 @@ def _retry_after(answer: Answer) -> float:
 
 
 def _header_value(text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(char for char in text if char.isascii() and char.isprintable())
 
 
