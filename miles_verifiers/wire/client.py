@@ -26,6 +26,7 @@ from miles_verifiers.errors import (
     ReplyInvalid,
     RequestRefused,
 )
+from miles_verifiers.wire.columns import parsed
 from miles_verifiers.wire.http import Connections, FirstByteLate, NoAnswer, Origin
 from miles_verifiers.wire.http_parser import Answer, BrokenAnswer
 
@@ -121,7 +122,7 @@ class EngineClient:
                 f"no complete answer within {self.deadlines.total:g} s", f"engine {url}, session {session or '-'}"
             ) from None
         try:
-            reply = orjson.loads(raw)
+            reply = parsed(raw)
         except orjson.JSONDecodeError as error:
             raise ReplyInvalid(f"the answer is not JSON: {error}", where=where) from None
         return read(reply, where)
