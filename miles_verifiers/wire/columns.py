@@ -41,7 +41,8 @@ def parsed(raw: bytes) -> Any:
     Raises orjson.JSONDecodeError.
     """
     start = raw.find(_KEY) + len(_KEY) - 2
-    end = raw.find(b"]]", start) + 2
+    # From the end, which is near. If another list of lists stands behind, what lies between is not of our form.
+    end = raw.rfind(b"]]", start) + 2
     if start >= len(_KEY) - 2 and end > start and raw.find(_KEY, end) < 0:
         columns = _columns(raw[start:end])
         if columns is not None:
@@ -59,10 +60,10 @@ def _columns(text: bytes) -> Columns | None:
     count = len(skeleton) // len(",,null],[")
     if skeleton != b"[[" + b",,null],[" * (count - 1) + b",,null]]":
         return None
-    rows = text[2 : -len(",null]]")].replace(_BETWEEN, b"\n")
+    rows = text[2 : -len(",null]]")].split(_BETWEEN)
     try:
-        flat = orjson.loads(b"[%b]" % rows.replace(b"\n", b","))
+        flat = orjson.loads(b"[%b]" % b",".join(rows))
     except orjson.JSONDecodeError:
         return None
-    content = rows.replace(b",", b',"token":"token_id:').replace(b"\n", b'"},{"logprob":')
+    content = b"\n".join(rows).replace(b",", b',"token":"token_id:').replace(b"\n", b'"},{"logprob":')
     return Columns(flat[0::2], flat[1::2], text.count(b"."), b'{"logprob":%b"}' % content)
