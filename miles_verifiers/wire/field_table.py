@@ -9,8 +9,8 @@ from miles_verifiers.wire.fields import BODY, NOT_SENT, SAMPLING, SENT, Field
 _HEAD = """\
 # Fields of the wire
 
-Made by `python -m miles_verifiers.wire.field_table > docs/wire-fields.md` from `miles_verifiers/wire/fields.py`; a test fails when
-they differ. A field that is in no table is refused by name with status 400. Contract tests fail when an installed
+Made by `python -m miles_verifiers.wire.field_table > docs/wire-fields.md` from `miles_verifiers/wire/fields.py`; a test fails
+when they differ. A field that is in no table is refused by name with status 400. Contract tests fail when an installed
 renderers or SGLang has a field that is in no table.
 """
 _SET = {
