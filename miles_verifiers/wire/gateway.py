@@ -190,6 +190,8 @@ class Gateway:
         return web.Response(body=content, content_type="application/json")
 
     async def _read(self, request: web.BaseRequest) -> bytes:
+        if request.content.is_eof():  # all of it is here, as nearly always
+            return await request.read()
         try:
             async with asyncio.timeout(self.serving.read_timeout):
                 return await request.read()
