@@ -234,6 +234,7 @@ class Gateway:
             self._metrics.gone += 1
             raise
         except WireError as error:
+            error.at(f"session {request.headers.get(SESSION_HEADER, '-')}")
             retry_after = self._admission.retry_after() if isinstance(error, (EngineBusy, QueueFull)) else None
             response = error_response(error, retry_after)
         except web.HTTPException as error:

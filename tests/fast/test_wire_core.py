@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -140,4 +141,7 @@ async def test_many_at_once_are_each_answered_with_their_own(engine: FakeEngine)
     assert [json.loads(answer)["choices"][0]["token_ids"] for answer in answers] == [[i] for i in range(200)]
     assert [turn.token_ids for i in range(200) for turn in wire.take(f"s{i}")] == [[i] for i in range(200)]
     assert wire._sessions == {}
+    # SGLang aborts by prefix.
+    rids = sorted(body["rid"] for body in engine.bodies)
+    assert not any(after.startswith(before) for before, after in itertools.pairwise(rids))
     await wire.close()

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from fake_engine import VOCAB, FakeEngine, good_reply, until
+from fake_engine import VOCAB, FakeEngine, cut, good_reply, slow_drip, stall, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -79,11 +79,6 @@ async def ask(
 async def get(http: aiohttp.ClientSession, gateway: Gateway, path: str, **headers: str) -> Answer:
     async with http.get(gateway.url + path, headers=headers) as response:
         return Answer(response.status, response.headers, await response.read())
-
-
-async def stall(request: web.Request) -> web.StreamResponse:
-    await asyncio.sleep(60)
-    return web.Response()
 
 
 class TestAnswers:
@@ -269,13 +264,17 @@ class TestRefusals:
         assert 400 <= asyncio.run(status()) < 500
 
 
-ENGINE_FAULTS: dict[str, tuple[Callable[[], Any], int, str]] = {
-    "abort": (lambda: good_reply([5], finish_reason={"type": "abort"}), 502, "generation_aborted"),
-    "short metadata": (lambda: good_reply([5, 6], output_token_logprobs=...), 502, "reply_invalid"),
-    "NaN": (lambda: web.Response(text=json.dumps(good_reply([5], [float("nan")]))), 502, "reply_invalid"),
-    "500": (lambda: web.json_response({"detail": "scheduler"}, status=500), 502, "reply_invalid"),
-    "busy": (lambda: web.Response(status=503), 503, "engine_busy"),
-    "400": (lambda: web.json_response({"error": {"message": "top_p"}}, status=400), 400, "request_refused"),
+ENGINE_FAULTS: dict[str, tuple[Callable[[web.Request], Any], int, str]] = {
+    "abort": (lambda r: good_reply([5], finish_reason={"type": "abort"}), 502, "generation_aborted"),
+    "short metadata": (lambda r: good_reply([5, 6], output_token_logprobs=...), 502, "reply_invalid"),
+    "NaN": (lambda r: web.Response(text=json.dumps(good_reply([5], [float("nan")]))), 502, "reply_invalid"),
+    "500": (lambda r: web.json_response({"detail": "scheduler"}, status=500), 502, "reply_invalid"),
+    "busy": (lambda r: web.Response(status=503), 503, "engine_busy"),
+    "half a body": (lambda r: cut(r, b'{"text": "abc"'), 502, "reply_invalid"),
+    "reset": (cut, 502, "engine_unreachable"),
+    "stall": (stall, 504, "deadline_exceeded"),
+    "slow drip": (slow_drip, 504, "deadline_exceeded"),
+    "400": (lambda r: web.json_response({"error": {"message": "top_p"}}, status=400), 400, "request_refused"),
 }
 
 
@@ -285,8 +284,8 @@ class TestTrouble:
         self, engine: FakeEngine, http: aiohttp.ClientSession, fault: str
     ) -> None:
         answer, status, code = ENGINE_FAULTS[fault]
-        engine.handler = lambda request, body: answer()
-        async with serving(engine) as gateway:
+        engine.handler = lambda request, body: answer(request)
+        async with serving(engine, total=0.3 if status == 504 else 3.0) as gateway:
             said = await ask(http, gateway)
             assert (said.status, said.error["code"]) == (status, code)
             assert engine.url in said.error["message"]
