@@ -22,8 +22,6 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, Self
 
 import orjson
@@ -32,7 +30,6 @@ from aiohttp import web
 from miles_verifiers.errors import (
     EngineBusy,
     HostError,
-    InputError,
     ModelUnknown,
     QueueFull,
     RequestRefused,
@@ -43,35 +40,17 @@ from miles_verifiers.wire.client import Deadlines
 from miles_verifiers.wire.core import Counters, Turn, Wire
 from miles_verifiers.wire.gateway_errors import error_response, http_error_response
 from miles_verifiers.wire.gateway_metrics import CONTENT_TYPE, GatewayMetrics
+from miles_verifiers.wire.serving import Serving, check_exposure
 from miles_verifiers.wire.translate import Limits
 from miles_verifiers.wire.transport import GENERATE_PATH, SESSION_HEADER
+
+__all__ = ["Gateway", "Serving"]
 
 log = logging.getLogger(__name__)
 
 _Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]
 _LONGEST_SESSION = 256
 """Characters of a session's id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """How the gateway listens, and how much it takes on."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0 takes a free one."""
-    token: str | None = None
-    """What `Authorization: Bearer` must carry; needed where `host` is not the loopback."""
-    max_running: int = 1024
-    """Requests at the engines at once."""
-    max_waiting: int = 4096
-    """Requests that wait for their turn; one more is answered 429."""
-    max_wait: float = 120.0
-    """Seconds that a request waits for its turn; then it is answered 503."""
-    max_body: int = 16 * 2**20
-    """Bytes of a request; a prompt of a million tokens has about 6 MiB."""
-    read_timeout: float = 60.0
-    """Seconds until a request's body must be there; then it is answered 408."""
 
 
 class Gateway:
@@ -92,7 +71,7 @@ class Gateway:
         keep_turns: bool = True,
     ) -> None:
         self.serving = serving or Serving()
-        _check_exposure(self.serving)
+        check_exposure(self.serving)
         self.model = model
         self.wire = Wire(
             engine_urls,
@@ -192,6 +171,8 @@ class Gateway:
     async def _read(self, request: web.BaseRequest) -> bytes:
         if request.content.is_eof():  # all of it is here, as nearly always
             return await request.read()
+        if request.headers.get("Expect", "").lower() == "100-continue":  # curl, for bodies from a megabyte on
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             async with asyncio.timeout(self.serving.read_timeout):
                 return await request.read()
@@ -264,23 +245,6 @@ class Gateway:
         given = request.headers.get("Authorization", "").encode(errors="replace")
         if not hmac.compare_digest(given, f"Bearer {self.serving.token}".encode()):
             raise web.HTTPUnauthorized(headers={"WWW-Authenticate": "Bearer"})
-
-
-def _check_exposure(serving: Serving) -> None:
-    if serving.token is not None and not (serving.token.isascii() and serving.token.isprintable() and serving.token):
-        raise InputError("the gateway's token must be of printable ASCII characters")
-    if serving.token is None and not _is_loopback(serving.host):
-        raise InputError(
-            f"the gateway would listen on {serving.host or 'every address'} for everyone",
-            next_step="give it a token, or let it listen on 127.0.0.1",
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _session(request: web.BaseRequest) -> str | None:

@@ -215,6 +215,17 @@ class TestRefusals:
         assert b" 408 " in answer.splitlines()[0]
         assert b"request_timeout" in answer
 
+    async def test_a_caller_that_asks_before_it_sends(self, engine: FakeEngine) -> None:
+        async with serving(engine) as gateway:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
+            data = json.dumps(BODY).encode()
+            head = b"POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+            writer.write(head % (PATH.encode(), len(data)))
+            assert b" 100 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 2)
+            writer.write(data)
+            assert b" 200 " in await asyncio.wait_for(reader.readline(), 2)
+            writer.close()
+
     async def test_the_token(self, engine: FakeEngine, http: aiohttp.ClientSession) -> None:
         async with serving(engine, token="secret-token") as gateway:
             for wrong in ({}, {"Authorization": "Bearer secret-toke"}, {"Authorization": "secret-token"}):
