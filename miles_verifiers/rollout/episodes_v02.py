@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import verifiers.v1 as vf
@@ -20,16 +19,13 @@ from verifiers.v1.decorators import discover_decorated
 from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.errors import EnvironmentPackageError, PromptTooLong, WireError
 from miles_verifiers.rollout import inline_harness
+from miles_verifiers.rollout.backend import MODEL_NAME, OnDone
 from miles_verifiers.rollout.build_v02 import build_environment, sampling
 from miles_verifiers.rollout.renderers import RendererChoice
 from miles_verifiers.rollout.traces import Rollout
 from miles_verifiers.wire.transport import MilesSGLangTransport
 
 log = logging.getLogger(__name__)
-
-MODEL_NAME = "policy"
-OnDone = Callable[[bool], None]
-"""Told of each rollout that ran to its end, whether it failed."""
 
 
 def provider_error(error: WireError) -> Exception:

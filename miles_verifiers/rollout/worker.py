@@ -25,7 +25,7 @@ from miles_verifiers.wire.translate import Limits, checked_ids
 from miles_verifiers.wire.transport import MilesSGLangTransport
 
 if TYPE_CHECKING:
-    from miles_verifiers.rollout.episodes_v02 import EpisodeBackend
+    from miles_verifiers.rollout.backend import Backend
     from miles_verifiers.rollout.renderers import RendererChoice
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class RolloutWorker:
         self._log_file = Path(log)
         self._ready = asyncio.Lock()
         self._busy = asyncio.Lock()
-        self._backend: EpisodeBackend | None = None
+        self._backend: Backend | None = None
         self._transport: MilesSGLangTransport | None = None
         self._renderer: RendererChoice | None = None
         self._lag = LagWatch()
@@ -132,7 +132,7 @@ class RolloutWorker:
             self._handler.close()
             self._handler = None
 
-    async def _open(self) -> tuple[EpisodeBackend, RendererChoice]:
+    async def _open(self) -> tuple[Backend, RendererChoice]:
         async with self._ready:
             if self._backend is None or self._renderer is None:
                 self._start_logging()
@@ -145,10 +145,11 @@ class RolloutWorker:
                 log.info("%s; harness %s; %d tasks", renderer.line(), backend.harness, backend.n_tasks)
             return self._backend, self._renderer
 
-    def _load(self) -> tuple[RendererChoice, MilesSGLangTransport, EpisodeBackend]:
+    def _load(self) -> tuple[RendererChoice, MilesSGLangTransport, Backend]:
         """Imports and files, for a thread: verifiers, transformers and an environment take seconds."""
         interpreter.check_verifiers(self._config.environment.verifiers)
-        from miles_verifiers.rollout.episodes_v02 import MODEL_NAME, EpisodeBackend, provider_error
+        from miles_verifiers.rollout.backend import MODEL_NAME
+        from miles_verifiers.rollout.episodes_v02 import EpisodeBackend, provider_error
         from miles_verifiers.rollout.renderers import choose_renderer
 
         rollout = self._config.rollout
@@ -162,7 +163,7 @@ class RolloutWorker:
         )
         return renderer, transport, EpisodeBackend(self._config.environment, rollout, transport, renderer)
 
-    async def _run_groups(self, backend: EpisodeBackend, positions: list[int]) -> list[list[Rollout]]:
+    async def _run_groups(self, backend: Backend, positions: list[int]) -> list[list[Rollout]]:
         rollout = self._config.rollout
         slots = asyncio.Semaphore(rollout.max_concurrency)
         deadline = asyncio.get_running_loop().time() + rollout.batch_timeout
@@ -177,7 +178,7 @@ class RolloutWorker:
 
     def _sample(
         self,
-        backend: EpisodeBackend,
+        backend: Backend,
         renderer: RendererChoice,
         result: Rollout,
         position: int,

@@ -1,0 +1,76 @@
+"""What the rollouts ask of a Verifiers version: one interface, one implementation per generation of Verifiers' API.
+
+    episodes_v02   the episode API, 0.2.x: n rollouts, group rewards; through the in-process transport
+    episodes_v03   the Env API, 0.3.1 and 0.4.0: an environment's own `run` and `finalize`; through a gateway on loopback
+
+Both promise the same: `run_group` gives exactly n results, in order, and raises for nothing that a rollout, a reward or an
+engine does; what is finished survives a raising or hanging group reward and the deadline; whatever is given up is aborted in
+the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from miles_verifiers.rollout.traces import Rollout
+
+MODEL_NAME = "policy"
+"""Under which the engine's model is known to Verifiers and renderers."""
+OnDone = Callable[[bool], None]
+"""Told of each rollout that ran to its end, whether it failed."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One environment and how to run groups of it. `open` before use, `close` after, on one event loop."""
+
+    @property
+    def name(self) -> str:
+        """The environment's id."""
+        ...
+
+    @property
+    def harness(self) -> str:
+        """`inline`, or the id of the Verifiers harness that runs the rollouts."""
+        ...
+
+    @property
+    def module_file(self) -> str:
+        """Where the environment's code comes from; empty where that is not known."""
+        ...
+
+    @property
+    def n_tasks(self) -> int: ...
+
+    def prompt(self, position: int) -> str:
+        """The task's prompt as text, for people."""
+        ...
+
+    def messages(self, position: int) -> list[dict[str, Any]]:
+        """The conversation that opens the task, as it is rendered; empty where a user simulator opens it."""
+        ...
+
+    async def open(self) -> None:
+        """Start what all rollouts share. Raises what their start raises."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what is running and free everything. May be called twice, and without `open`."""
+        ...
+
+    async def run_group(
+        self,
+        position: int,
+        n: int,
+        slots: asyncio.Semaphore,
+        deadline: float,
+        on_done: OnDone | None = None,
+    ) -> list[Rollout]:
+        """`n` rollouts of the task at `position`, scored alone and as a group; always n, in order.
+
+        `slots` bounds the rollouts in flight, `deadline` (the loop's clock) ends the group; `on_done(failed)` is called
+        as each ends. Raises only CancelledError.
+        """
+        ...
