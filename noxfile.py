@@ -26,11 +26,16 @@ COMPILE = (
     "--no-emit-find-links",
 )
 
+# Versions of Verifiers that have a lock, each a dependency group of pyproject.toml.
+VERIFIERS = ("0.2.0", "0.2.1", "0.3.1", "0.4.0")
 # One lock per venv: its file, what it locks, what it leaves to the stack.
 LOCKS = (
     ("package.txt", ("pyproject.toml",), None),
     ("stack-cpu.txt", ("--group", "stack-cpu"), "stack-cpu.excludes"),
-    ("env-verifiers-0.2.0.txt", ("--group", "env-verifiers-0-2-0"), "env.excludes"),
+    *(
+        (f"env-verifiers-{version}.txt", ("--group", f"env-verifiers-{version.replace('.', '-')}"), "env.excludes")
+        for version in VERIFIERS
+    ),
     ("setup.txt", ("--group", "setup"), None),
     ("test.txt", ("--group", "test"), None),
     ("dev.txt", ("--group", "dev"), None),
