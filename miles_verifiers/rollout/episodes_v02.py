@@ -117,8 +117,7 @@ class EpisodeBackend:
         self._over.set()
         if self._serving is not None:
             await self._serving
-        if isinstance(self._env.harness, inline_harness.InlineHarness):
-            await self._env.harness.close()
+        await inline_harness.close_connections()
 
     async def _serve(self, up: asyncio.Event) -> None:
         """Enter and leave in one task: shared tool servers hold cancel scopes, which must be left where they were entered."""
