@@ -126,11 +126,11 @@ def check_tools(env: Any, tasks: list[Any], renderer: RendererChoice) -> None:
         )
 
 
-def model_context(gateway_url: str, model: Path, renderer: RendererChoice, rollout: RolloutSection) -> Any:
-    """The `vf.ModelContext` of a training rollout, which reaches the engine through the gateway at `gateway_url`."""
+def model_context(base_url: str, model: Path, renderer: RendererChoice, rollout: RolloutSection) -> Any:
+    """The `vf.ModelContext` of a training rollout, which reaches the engine through the gateway at `base_url`."""
     client = vf.TrainClientConfig.model_validate(
         {
-            "base_url": f"{gateway_url.rstrip('/')}/v1",
+            "base_url": base_url,
             "api_key_var": "MILES_VERIFIERS_NO_KEY",
             "renderer": {"name": renderer.name},
             "renderer_model_name": str(model),

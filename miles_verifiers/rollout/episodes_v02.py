@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import verifiers.v1 as vf
+from renderers import RendererPool
 from verifiers.v1.clients.train import TrainClient
 from verifiers.v1.decorators import discover_decorated
 
@@ -73,7 +74,9 @@ class EpisodeBackend:
                 next_step="set environment.renderer to the model's own renderer",
             )
         self._context = vf.ModelContext(
-            client=_PooledTrainClient.over(transport, renderer.pool), model=MODEL_NAME, sampling=sampling(rollout)
+            client=_PooledTrainClient.over(transport, RendererPool(renderer.make, size=1)),
+            model=MODEL_NAME,
+            sampling=sampling(rollout),
         )
         self._serving: asyncio.Task[None] | None = None
         self._over = asyncio.Event()

@@ -26,7 +26,6 @@ from miles_verifiers.rollout.backend import OnDone
 from miles_verifiers.rollout.renderers import RendererChoice
 from miles_verifiers.rollout.traces import Rollout
 from miles_verifiers.rollout.traces_v03 import scoring_problem, view_of
-from miles_verifiers.wire.core import Wire
 from miles_verifiers.wire.gateway import Gateway
 
 log = logging.getLogger(__name__)
@@ -60,12 +59,12 @@ class EnvBackend:
         self,
         environment: EnvironmentSection,
         rollout: RolloutSection,
-        wire: Wire,
+        gateway: Gateway,
         renderer: RendererChoice,
         model: Path,
     ) -> None:
         self._rollout = rollout
-        self._wire = wire
+        self._gateway = gateway
         self._renderer = renderer
         self._model = model
         self._train_seat = environment.train_seat
@@ -121,11 +120,11 @@ class EnvBackend:
 
     async def _serve(self, up: asyncio.Event) -> None:
         """Enter and leave in one task: shared tool servers hold cancel scopes, which must be left where they were entered."""
-        async with Gateway(self._wire) as gateway:
-            self._context = build_v03.model_context(gateway.url, self._model, self._renderer, self._rollout)
-            async with self._env.serving():
-                up.set()
-                await self._over.wait()
+        async with self._gateway, self._env.serving():
+            base_url = self._gateway.base_url
+            self._context = build_v03.model_context(base_url, self._model, self._renderer, self._rollout)
+            up.set()
+            await self._over.wait()
 
     async def run_group(
         self,
@@ -177,7 +176,7 @@ class EnvBackend:
             )
         finally:
             for trace in episode.traces:
-                self._wire.cancel(trace.id)
+                self._gateway.cancel(trace.id)
         episode.finished.update(trace.id for trace in made.traces)
         episode.finalized = not made.errors
         if made.last_error is not None:
@@ -212,7 +211,7 @@ class EnvBackend:
 
     def _outcomes(self, episode: _Episode) -> list[Rollout]:
         """As many rollouts as the episode was to give. Takes the turns of all its traces from the wire."""
-        turns = {trace.id: self._wire.take(trace.id) for trace in episode.traces}
+        turns = {trace.id: self._gateway.take(trace.id) for trace in episode.traces}
         trained = self._trained(episode)
         if len(trained) > episode.size:
             seats = ", ".join(sorted({trace.agent.name for trace in trained}))

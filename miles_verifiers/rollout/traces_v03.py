@@ -14,6 +14,7 @@ What differs from 0.2.x, and what becomes of it (verifiers/v1/trace.py and rollo
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,14 @@ _OVER_CONTEXT = ("context length", "prompttoolong", "the first prompt has")
 """Parts of what renderers (client.py, 0.1.10 to 0.1.12), SGLang and the wire say of a prompt that is too long; lower case."""
 _NOT_SCORED = ("finalize_timeout", "scoring_timeout")
 _WIRE_ERRORS = {
-    kind.__name__
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, errors.WireError) and kind is not errors.WireError
+    "context_length_exceeded": "PromptTooLong",
+    **{
+        re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower(): name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.WireError)
+    },
 }
+"""Names of our errors by the code that the gateway gives them (wire/gateway_errors.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def named_error(kind: str, message: str) -> NamedError:
 
     openai puts an error answer into its exception's text as a Python literal (openai/_base_client.py 2.54):
 
-        ProviderError: Error code: 502 - {'error': {'message': 'the engine ...', 'type': 'ReplyInvalid', ...}}
+        ProviderError: Error code: 502 - {'error': {'message': 'the reply ...', 'code': 'reply_invalid', ...}}
     """
     start = message.find("{")
     if kind != "ProviderError" or start < 0:
@@ -91,9 +96,8 @@ def named_error(kind: str, message: str) -> NamedError:
     try:
         body = ast.literal_eval(message[start:])
         answer = body.get("error", body)
-        name = next(str(answer[key]) for key in ("type", "code") if answer.get(key) in _WIRE_ERRORS)
-        return NamedError(name, str(answer["message"]))
-    except (ValueError, SyntaxError, AttributeError, StopIteration, KeyError, TypeError):
+        return NamedError(_WIRE_ERRORS[answer["code"]], str(answer["message"]))
+    except (ValueError, SyntaxError, AttributeError, KeyError, TypeError):
         return NamedError(kind, message)
 
 

@@ -17,16 +17,17 @@ from miles_verifiers.errors import EnvironmentPackageError, RolloutError
 from miles_verifiers.progress import report
 from miles_verifiers.rollout import interpreter
 from miles_verifiers.rollout.lag import LagWatch
+from miles_verifiers.rollout.load import load_backend
 from miles_verifiers.rollout.tasks import tasks_for_step
 from miles_verifiers.rollout.traces import Origin, Rollout, to_sample
 from miles_verifiers.samples import Sample, as_row
-from miles_verifiers.wire.client import Deadlines
-from miles_verifiers.wire.translate import Limits, checked_ids
-from miles_verifiers.wire.transport import MilesSGLangTransport
+from miles_verifiers.wire.translate import checked_ids
 
 if TYPE_CHECKING:
     from miles_verifiers.rollout.backend import Backend
     from miles_verifiers.rollout.renderers import RendererChoice
+    from miles_verifiers.wire.gateway import Gateway
+    from miles_verifiers.wire.transport import MilesSGLangTransport
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class RolloutWorker:
         self._ready = asyncio.Lock()
         self._busy = asyncio.Lock()
         self._backend: Backend | None = None
-        self._transport: MilesSGLangTransport | None = None
+        self._wire: MilesSGLangTransport | Gateway | None = None
         self._renderer: RendererChoice | None = None
         self._lag = LagWatch()
         self._handler: logging.Handler | None = None
@@ -63,7 +64,7 @@ class RolloutWorker:
         messages = backend.messages(0)
         ids: list[int] = []
         if messages:
-            ids = await asyncio.to_thread(renderer.pool.render_ids, messages, add_generation_prompt=True)
+            ids = await asyncio.to_thread(renderer.render_ids, messages)
             checked_ids(ids, self._vocab_size, f"the rendered prompt of task 0 of {backend.name}")
             self._check_room(len(ids))
         return {
@@ -107,7 +108,7 @@ class RolloutWorker:
 
     async def progress(self) -> dict[str, float]:
         """Of the step in work, or the last one: rollouts done, total and failed; tokens sampled, and per second."""
-        counters = self._transport.counters if self._transport is not None else None
+        counters = self._wire.counters if self._wire is not None else None
         began, tokens_before = self._started
         tokens = (counters.tokens if counters else 0) - tokens_before
         seconds = max(time.monotonic() - began, 1e-3)
@@ -122,11 +123,11 @@ class RolloutWorker:
     async def close(self) -> None:
         """Give up what is running and free everything; may be called twice."""
         await self._lag.stop()
-        if self._transport is not None:
-            await self._transport.close()
+        if self._wire is not None:
+            await self._wire.close()
         if self._backend is not None:
             await self._backend.close()
-        self._backend = self._transport = None
+        self._backend = self._wire = None
         if self._handler is not None:
             logging.getLogger().removeHandler(self._handler)
             self._handler.close()
@@ -138,30 +139,20 @@ class RolloutWorker:
                 self._start_logging()
                 interpreter.go_offline()
                 report("loading the environment and the renderer")
-                renderer, transport, backend = await asyncio.to_thread(self._load)
-                await backend.open()
-                self._renderer, self._transport, self._backend = renderer, transport, backend
+                loaded = await asyncio.to_thread(
+                    load_backend, self._config, self._model, self._engine_urls, self._vocab_size
+                )
+                await loaded.backend.open()
+                self._renderer, self._wire, self._backend = loaded.renderer, loaded.wire, loaded.backend
                 self._lag.start()
-                log.info("%s; harness %s; %d tasks", renderer.line(), backend.harness, backend.n_tasks)
+                log.info(
+                    "verifiers %s; %s; harness %s; %d tasks",
+                    self._config.environment.verifiers,
+                    loaded.renderer.line(),
+                    loaded.backend.harness,
+                    loaded.backend.n_tasks,
+                )
             return self._backend, self._renderer
-
-    def _load(self) -> tuple[RendererChoice, MilesSGLangTransport, Backend]:
-        """Imports and files, for a thread: verifiers, transformers and an environment take seconds."""
-        interpreter.check_verifiers(self._config.environment.verifiers)
-        from miles_verifiers.rollout.backend import MODEL_NAME
-        from miles_verifiers.rollout.episodes_v02 import EpisodeBackend, provider_error
-        from miles_verifiers.rollout.renderers import choose_renderer
-
-        rollout = self._config.rollout
-        renderer = choose_renderer(self._config.environment.renderer, self._model)
-        transport = MilesSGLangTransport(
-            self._engine_urls,
-            limits=Limits(self._vocab_size, rollout.rollout_max_context_len, rollout.rollout_max_response_len),
-            model=MODEL_NAME,
-            deadlines=Deadlines(total=rollout.request_timeout),
-            on_error=provider_error,
-        )
-        return renderer, transport, EpisodeBackend(self._config.environment, rollout, transport, renderer)
 
     async def _run_groups(self, backend: Backend, positions: list[int]) -> list[list[Rollout]]:
         rollout = self._config.rollout
@@ -197,9 +188,9 @@ class RolloutWorker:
         return to_sample(result, origin)
 
     def _begin(self, total: int) -> None:
-        assert self._transport is not None
+        assert self._wire is not None
         self._progress = {"done": 0, "total": total, "failed": 0}
-        self._started = (time.monotonic(), self._transport.counters.tokens)
+        self._started = (time.monotonic(), self._wire.counters.tokens)
         self._lag.worst = 0.0
 
     def _count(self, failed: bool) -> None:
