@@ -28,6 +28,9 @@ COMPILE = (
 
 # Versions of Verifiers that have a lock, each a dependency group of pyproject.toml.
 VERIFIERS = ("0.2.0", "0.2.1", "0.3.1", "0.4.0")
+# Verifiers by version, with the environment of ours that is made for it.
+VERIFIERS = {"0.2.0": "code_golf_v1", "0.2.1": "code_golf_v1", "0.3.1": "code_golf", "0.4.0": "code_golf"}
+
 # One lock per venv: its file, what it locks, what it leaves to the stack.
 LOCKS = (
     ("package.txt", ("pyproject.toml",), None),
@@ -70,10 +73,11 @@ def _job(session: nox.Session, command: str) -> None:
     )
 
 
-def _role_tests(session: nox.Session, role: str, *folders: str) -> None:
+def _role_tests(session: nox.Session, role: str, *folders: str, settings: tuple[str, ...] = ()) -> None:
     """Tests in the interpreter of a role, which the product itself builds."""
     _install(session, "package.txt")
-    python = session.run("miles-verifiers", "venv", role, "--profile", "cpu", silent=True, stderr=None)
+    options = [part for setting in settings for part in ("--set", setting)]
+    python = session.run("miles-verifiers", "venv", role, "--profile", "cpu", *options, silent=True, stderr=None)
     assert isinstance(python, str)
     session.run(
         python.strip(),
@@ -121,6 +125,15 @@ def stack(session: nox.Session) -> None:
 def contract(session: nox.Session) -> None:
     """The wire, the rollouts and our environment with real renderers and Verifiers, in the environment's interpreter."""
     _role_tests(session, "contract", "tests/contract", "environments/code_golf_v1/tests")
+
+
+@nox.session
+@nox.parametrize("verifiers", list(VERIFIERS))
+def compat(session: nox.Session, verifiers: str) -> None:
+    """The contract tests on every supported Verifiers, each in its own locked interpreter, with a fake engine."""
+    environment = f"environments/{VERIFIERS[verifiers]}"
+    settings = (f"environment.verifiers='{verifiers}'", f"environment.source={environment}")
+    _role_tests(session, "contract", "tests/contract", f"{environment}/tests", settings=settings)
 
 
 @nox.session

@@ -28,6 +28,7 @@ _OVER_CONTEXT = ("context length", "prompttoolong", "the first prompt has")
 _NOT_SCORED = ("finalize_timeout", "scoring_timeout")
 _WIRE_ERRORS = {
     "context_length_exceeded": "PromptTooLong",
+    "model_not_found": "ModelUnknown",
     **{
         re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower(): name
         for name, kind in vars(errors).items()

@@ -1,4 +1,7 @@
-"""RolloutWorker with real Verifiers 0.2.0, its TrainClient and renderers; the engine is a fake that can fail."""
+"""RolloutWorker with real Verifiers, its TrainClient and renderers; the engine is a fake that can fail.
+
+The same tests for every supported Verifiers; what differs between its two APIs is said by `per_api`.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,34 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from code_golf_v1.tasks import SUBSETS
 from fake_engine import FakeEngine, good_reply, until
 from renderers.base import load_tokenizer
 
 from miles_verifiers import config
 from miles_verifiers.errors import EnvironmentPackageError, RolloutError
+from miles_verifiers.rollout.interpreter import SUPPORTED
 from miles_verifiers.rollout.worker import RolloutWorker
 from miles_verifiers.samples import from_row
 
 VOCAB = 320
 N = 4
+VERIFIERS = version("verifiers")
+
+
+def per_api(episodes: Any, env: Any) -> Any:
+    """What is expected of the episode API (0.2.x) and of the Env API (0.3 and newer)."""
+    return episodes if SUPPORTED[VERIFIERS] == "episodes" else env
+
+
+OTHER = next(supported for supported in SUPPORTED if supported != VERIFIERS)
+GOLF = per_api("code-golf-v1", "code-golf")
+SUBSETS = import_module(f"{GOLF.replace('-', '_')}.tasks").SUBSETS
 
 
 class Speaker:
@@ -45,6 +61,7 @@ class Speaker:
 
 def run_config(*overrides: str, taskset: str = "{ id = 'contract-env' }") -> dict[str, Any]:
     fixed = [
+        f"environment.verifiers='{VERIFIERS}'",
         f"environment.taskset={taskset}",
         "rollout.rollout_batch_size=2",
         f"rollout.n_samples_per_prompt={N}",
@@ -67,6 +84,11 @@ async def worker(
         await made.close()
 
 
+def sessions_of(rollouts: RolloutWorker) -> dict[str, Any]:
+    wire: Any = rollouts._wire
+    return getattr(wire, "wire", wire)._sessions
+
+
 async def rows_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, **known: Any) -> list[dict[str, Any]]:
     async with FakeEngine(handler) as engine, worker(engine, folder, tmp_path, *overrides, **known) as rollouts:
         return await rollouts.generate(0)
@@ -78,8 +100,8 @@ async def test_a_step(qwen3_folder: Path, tmp_path: Path) -> None:
         first = await rollouts.generate(0)
         second = await rollouts.generate(1)
         progress = await rollouts.progress()
-        assert rollouts._transport is not None
-        assert not rollouts._transport._sessions  # nothing is kept of sessions that are over
+        assert rollouts._wire is not None
+        assert not sessions_of(rollouts)  # nothing is kept of sessions that are over
     assert [row["index"] for row in [*first, *second]] == list(range(16))
     assert [row["group_index"] for row in [*first, *second]] == [i // N for i in range(16)]
     assert [row["task_index"] for row in [*first, *second]] == [0] * 4 + [1] * 4 + [2] * 4 + [0] * 4
@@ -116,7 +138,7 @@ async def test_code_golf(unknown_folder: Path, tmp_path: Path) -> None:
         speaker,
         "rollout.rollout_batch_size=1",
         "rollout.max_concurrency=1",
-        taskset="{ id = 'code-golf-v1' }",
+        taskset=f"{{ id = '{GOLF}' }}",
     )
     assert [row["metrics"]["passed"] for row in rows] == [1.0, 1.0, 0.0, 0.0]
     assert [row["rewards"]["most_concise"] for row in rows] == [0.5, 0.0, 0.0, 0.0]
@@ -182,9 +204,18 @@ async def test_a_prompt_over_the_context_is_truncated(qwen3_folder: Path, tmp_pa
     [
         (
             "{ group_reward = 'raises' }",
-            "scoring: TaskError: task EchoTask group scoring: ZeroDivisionError: no winner",
+            per_api(
+                "scoring: TaskError: task EchoTask group scoring: ZeroDivisionError: no winner",
+                "scoring: EnvError: ContractEnv.finalize(): ZeroDivisionError: no winner",
+            ),
         ),
-        ("{ group_reward = 'hangs' }", "scoring: group rewards took more than 0.5 s"),
+        (
+            "{ group_reward = 'hangs' }",
+            per_api(
+                "scoring: group rewards took more than 0.5 s",
+                "scoring: TimeoutError: ContractEnv.finalize() exceeded its 0.5s deadline",
+            ),
+        ),
         ("{ reward = 'nan' }", "scoring: the reward 'right' is nan"),
         ("{ reward = 'raises' }", "TaskError: task EchoTask scoring: KeyError"),
     ],
@@ -333,9 +364,9 @@ async def test_preflight_says_what_is_really_there(qwen3_folder: Path, tmp_path:
     async with FakeEngine() as engine, worker(engine, qwen3_folder, tmp_path) as rollouts:
         found = await rollouts.preflight()
     assert found["executable"] == sys.executable
-    assert found["verifiers"]["version"] == "0.2.0"
+    assert found["verifiers"]["version"] == VERIFIERS
     assert found["renderers"]["origin"].endswith("renderers/__init__.py")
-    assert found["environment"]["origin"].endswith("contract_env.py")
+    assert found["environment"]["origin"].endswith(per_api("contract_env_v02.py", "contract_env_v03.py"))
     assert found["environment"]["n_tasks"] == 3
     assert (found["renderer"], found["harness"]) == ("qwen3", "inline")
     assert "chat template agrees" in found["renderer_line"]
@@ -352,7 +383,8 @@ async def test_preflight_says_what_is_really_there(qwen3_folder: Path, tmp_path:
         ((), "{ id = '' }", "taskset.id"),
         ((), "{ id = 'contract-env', size = 0 }", "the taskset is empty"),
         ((), "{ id = 'contract-env', colour = 1 }", "colour"),
-        (("environment.verifiers='0.3.1'",), "{ id = 'contract-env' }", "0.2.0 is installed"),
+        (("environment.verifiers='0.3.0'",), "{ id = 'contract-env' }", "0.3.0 is not supported"),
+        ((f"environment.verifiers='{OTHER}'",), "{ id = 'contract-env' }", f"{VERIFIERS} is installed"),
         (("environment.harness='no-such-harness'",), "{ id = 'contract-env' }", "no_such_harness"),
         ((), f"{{ id = 'contract-env', prompt = '{'x' * 600}' }}", "context length is 512"),
     ],
