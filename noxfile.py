@@ -26,9 +26,7 @@ COMPILE = (
     "--no-emit-find-links",
 )
 
-# Versions of Verifiers that have a lock, each a dependency group of pyproject.toml.
-VERIFIERS = ("0.2.0", "0.2.1", "0.3.1", "0.4.0")
-# Verifiers by version, with the environment of ours that is made for it.
+# Versions of Verifiers that have a lock, each a dependency group of pyproject.toml, with the environment of ours for it.
 VERIFIERS = {"0.2.0": "code_golf_v1", "0.2.1": "code_golf_v1", "0.3.1": "code_golf", "0.4.0": "code_golf"}
 
 # One lock per venv: its file, what it locks, what it leaves to the stack.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+
 import verifiers.v1 as vf
 
 __all__ = ["ContractTaskset"]
