@@ -50,6 +50,8 @@ class _Episode:
     error: str = ""
     """Why the episode as a whole failed: its `run` or `finalize`, or the deadline."""
     finalized: bool = False
+    cut_off: bool = False
+    """Whether the deadline ended its `run`."""
 
 
 class EnvBackend:
@@ -179,7 +181,7 @@ class EnvBackend:
                 self._gateway.cancel(trace.id)
         episode.finished.update(trace.id for trace in made.traces)
         episode.finalized = not made.errors
-        if made.last_error is not None:
+        if made.last_error is not None and not episode.cut_off:
             episode.error = f"{made.last_error.type}: {made.last_error.message}"
 
     def _view(self, episode: _Episode) -> Any:
@@ -196,8 +198,12 @@ class EnvBackend:
         async def bounded(task: Any, agents: Any) -> None:
             for seat in self._seats:
                 _watch(getattr(agents, seat), episode, one_slot_each=self._attempts is not None)
-            async with asyncio.timeout_at(episode.deadline):
-                await run(task, agents)
+            try:
+                async with asyncio.timeout_at(episode.deadline):
+                    await run(task, agents)
+            except TimeoutError:
+                episode.cut_off = asyncio.get_running_loop().time() >= episode.deadline
+                raise
 
         view.run = bounded
         return view

@@ -7,7 +7,8 @@ What differs from 0.2.x, and what becomes of it (verifiers/v1/trace.py and rollo
 - An engine's error crosses HTTP and arrives as a ProviderError whose text holds ours: it gets its name back.
 - A prompt over the context ends the rollout under `context_length` in 0.3.1; 0.4.0 only notes a failed call and calls the rollout
   good: it is given the older name.
-- Deadlines of 0.4.0 are stop conditions: of the agent, the rollout is truncated; of finalize or scoring, it is not scored.
+- The agent's deadline is an error in 0.3.1 and the stop condition `agent_timeout` in 0.4.0, where the rollout is truncated: both
+  get the older name `harness_timeout`. Deadlines of finalize and scoring in 0.4.0 leave a rollout that is not scored.
 - Branches that 0.4.0 marks as not trainable (compaction that was tried and thrown away) are left out.
 """
 
@@ -23,6 +24,7 @@ from miles_verifiers import errors
 from miles_verifiers.rollout.traces import Branch
 
 CONTEXT_LENGTH = "context_length"
+HARNESS_TIMEOUT = "harness_timeout"
 _OVER_CONTEXT = ("context length", "prompttoolong", "the first prompt has")
 """Parts of what renderers (client.py, 0.1.10 to 0.1.12), SGLang and the wire say of a prompt that is too long; lower case."""
 _NOT_SCORED = ("finalize_timeout", "scoring_timeout")
@@ -63,13 +65,15 @@ def view_of(trace: Any) -> TraceView:
     error = named_error(last_error.type, last_error.message) if last_error is not None else None
     if error is not None and over_context and error.type in ("ProviderError", "PromptTooLong"):
         error = None
+    timed_out = trace.stop_condition == "agent_timeout" or (error is not None and "agent timeout: " in error.message)
+    stop_condition = CONTEXT_LENGTH if over_context else HARNESS_TIMEOUT if timed_out else trace.stop_condition
     return TraceView(
         branches=[branch for branch in trace.branches if getattr(branch, "trainable", True)],
         rewards={name: reward.value for name, reward in trace.rewards.items() if reward is not None},
         metrics={name: value for name, value in trace.metrics.items() if value is not None},
         error=error,
-        stop_condition=CONTEXT_LENGTH if over_context else trace.stop_condition,
-        is_truncated=bool(trace.is_truncated or over_context or trace.stop_condition == "agent_timeout"),
+        stop_condition=stop_condition,
+        is_truncated=bool(trace.is_truncated or over_context or timed_out),
         last_reply=trace.last_reply,
     )
 

@@ -336,14 +336,15 @@ async def test_inline_and_null_harness_make_the_same_samples(
     qwen3_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The null harness's program runs here in this interpreter, where Verifiers would let uv fetch one for it."""
-    from verifiers.v1.harnesses.null.harness import PROGRAM_SOURCE
+    import verifiers.v1.harnesses.null.harness as null
     from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
     program = tmp_path / "null_program.py"
-    program.write_text(PROGRAM_SOURCE)
+    program_source = getattr(null, "PROGRAM_SOURCE", None) or null.CHAT_PROGRAM_SOURCE  # until 0.3.1, and in 0.4.0
+    program.write_text(program_source)
 
-    async def prepared(self: Any, source: str, env: Any) -> list[str]:
-        assert source == PROGRAM_SOURCE
+    async def prepared(self: Any, source: str, env: Any, **_: Any) -> list[str]:
+        assert source == program_source
         return [sys.executable, str(program)]
 
     monkeypatch.setattr(SubprocessRuntime, "prepare_uv_script", prepared)
