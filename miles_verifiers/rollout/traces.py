@@ -79,6 +79,10 @@ class Rollout:
     """Why it was ended from outside: a deadline, a group that could not be built."""
     scoring_error: str = ""
     """Why its group could not be scored."""
+    seed: int | None = None
+    """The sampling seed that it ran with."""
+    earlier: Sequence[str] = ()
+    """What ended the attempts before this one."""
     timings: dict[str, float] = field(default_factory=dict)
 
 
@@ -104,9 +108,12 @@ def to_sample(rollout: Rollout, origin: Origin) -> Sample:
         environment=origin.environment,
         renderer=origin.renderer,
         prompt=origin.prompt,
+        seed=rollout.seed,
         turns=0,
         timings=dict(rollout.timings),
     )
+    if rollout.earlier:
+        sample.timings["retries"] = float(len(rollout.earlier))
     trace = rollout.trace
     if trace is None:
         return _ended(sample, "failed", rollout.ended or "the rollout never began")
@@ -122,6 +129,15 @@ def to_sample(rollout: Rollout, origin: Origin) -> Sample:
     if rollout.scoring_error:
         return _ended(sample, "failed", f"scoring: {rollout.scoring_error}")
     return _put_reward(sample, origin.reward_key)
+
+
+def failure(rollout: Rollout) -> str:
+    """Why nothing can be learned from a rollout, whatever its reward; empty for one that did its part."""
+    if rollout.trace is None:
+        return rollout.ended or "the rollout never began"
+    scratch = Sample(group_index=0, index=0, task_index=0)
+    status, why = _status(rollout.trace, rollout.ended, _put_tokens(scratch, rollout.trace, rollout.turns))
+    return why if status in ("failed", "aborted") else ""
 
 
 def _ended(sample: Sample, status: Status, why: str) -> Sample:
