@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from miles_verifiers.config import RolloutSection
@@ -41,6 +41,18 @@ def training_sampling(rollout: RolloutSection) -> Sampling:
     return Sampling(
         rollout.rollout_temperature, rollout.rollout_top_p, rollout.rollout_top_k, rollout.rollout_max_response_len
     )
+
+
+def eval_sampling(rollout: RolloutSection) -> Sampling:
+    """As training rollouts are sampled, but for what the configuration sets for evaluations."""
+    own = {
+        "temperature": rollout.eval_temperature,
+        "top_p": rollout.eval_top_p,
+        "top_k": rollout.eval_top_k,
+        "max_tokens": rollout.eval_max_response_len,
+    }
+    changes: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    return replace(training_sampling(rollout), **changes)
 
 
 def unseeded(_rollout: int, _attempt: int) -> int | None:
