@@ -33,6 +33,10 @@ class ModelSection(Section):
 class EnvironmentSection(Section):
     source: str
     """A folder with the environment's package, relative to the project or absolute."""
+    name: str = ""
+    """By which a run of several environments tells them apart; empty: the taskset's id."""
+    weight: float = Field(1.0, gt=0)
+    """Its share of each step's groups, relative to the weights of the run's other environments."""
     verifiers: str = "0.2.0"
     """Version of Verifiers, which names the lock of the environment's interpreter."""
     taskset: dict[str, Any] = Field(default_factory=dict)
@@ -48,6 +52,10 @@ class EnvironmentSection(Section):
     """Evaluate on so many tasks, the taskset's first; None is all of them."""
     n_samples_per_eval_prompt: int | None = Field(None, ge=1)
     """None is that of [rollout]."""
+
+    @property
+    def label(self) -> str:
+        return self.name or str(self.taskset.get("id") or Path(self.source).name)
 
 
 class RolloutSection(Section):
@@ -225,10 +233,21 @@ class RunConfig(Section):
     profile: str
     model: ModelSection
     environment: EnvironmentSection
+    environments: list[EnvironmentSection] = Field(default_factory=list)
+    """Further environments of the same run (`[[environments]]`), mixed in by weight; each has an interpreter of its own."""
     rollout: RolloutSection
     engine: EngineSection = EngineSection()
     training: TrainingSection = TrainingSection()
     verify: VerifySection = VerifySection()
+
+    @model_validator(mode="after")
+    def _labels_differ(self) -> RunConfig:
+        labels = [environment.label for environment in self.all_environments]
+        if len(set(labels)) < len(labels):
+            raise ValueError(
+                f"environments need names that differ, these are {', '.join(labels)}: set environments.name"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batches_fit(self) -> RunConfig:
@@ -239,6 +258,14 @@ class RunConfig(Section):
                 f"training.global_batch_size = {batch} must divide rollout_batch_size x n_samples_per_prompt = {samples}"
             )
         return self
+
+    @property
+    def all_environments(self) -> list[EnvironmentSection]:
+        return [self.environment, *self.environments]
+
+    def of_environment(self, number: int) -> RunConfig:
+        """The run as one of its environments sees it: that one, and no other."""
+        return self.model_copy(update={"environment": self.all_environments[number], "environments": []})
 
     @property
     def samples_per_step(self) -> int:

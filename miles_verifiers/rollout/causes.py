@@ -21,7 +21,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("setup deadline", r"\w+: .*setup timed out"),
     ("scoring deadline", r"\w+: .*(scoring|finalize) timed out|scoring: group rewards took more than"),
     ("request deadline", r"DeadlineExceeded\b"),
-    (BAD_REWARD, r"scoring: (the reward|the environment gave no reward|no reward is named)"),
+    (BAD_REWARD, r"scoring: (the reward|the metric|the environment gave no reward|no reward is named)"),
     ("incomplete group", r"scoring: the group is incomplete"),
     ("group scoring failed", r"scoring: "),
     ("scoring failed", r"\w+: .*\bscoring: "),

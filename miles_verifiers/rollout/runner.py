@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from miles_verifiers.config import EnvironmentSection, RunConfig
+from miles_verifiers.config import EnvironmentSection, RolloutSection, RunConfig
 from miles_verifiers.rollout.backend import Backend, GroupOptions, SeedOf, eval_sampling, unseeded
 from miles_verifiers.rollout.causes import cause_of, name_of
 from miles_verifiers.rollout.cursor import Cursor
@@ -54,6 +54,7 @@ class Runner:
         watch: Watch = lambda _what, _failed: None,
     ) -> None:
         self._backend, self._environment, self._renderer = backend, environment, renderer
+        self._name = environment.label
         self._rollout = config.rollout
         self._seeded = config.engine.enable_deterministic_inference
         self._filter, self._watch = dynamic_filter, watch
@@ -66,7 +67,7 @@ class Runner:
         collector = Collector(
             cursor,
             want=want,
-            wave=max(want, rollout.over_sampling_batch_size or want),
+            wave=_wave(want, rollout),
             surplus=rollout.surplus_groups,
             max_dropped=rollout.max_dropped_groups,
             last=row.end,
@@ -104,7 +105,7 @@ class Runner:
     async def _group(self, position: int, task: int, slots: asyncio.Semaphore, deadline: float) -> Group:
         rollout = self._rollout
         options = GroupOptions(
-            seed=self._seeds(self._backend.name, position),
+            seed=self._seeds(self._name, position),
             retries=rollout.rollout_retries,
             scoring_retries=rollout.scoring_retries,
             timeout=rollout.group_timeout,
@@ -151,7 +152,7 @@ class Runner:
         for task in tasks:
             options = GroupOptions(
                 sampling=eval_sampling(self._rollout),
-                seed=self._seeds(f"evaluation of {self._backend.name}", task),
+                seed=self._seeds(f"evaluation of {self._name}", task),
                 retries=self._rollout.rollout_retries,
                 scoring_retries=self._rollout.scoring_retries,
                 timeout=self._rollout.group_timeout,
@@ -168,7 +169,7 @@ class Runner:
             group_index=-1,
             index=-1,
             task_index=task,
-            environment=self._backend.name,
+            environment=self._name,
             renderer=self._renderer,
             prompt=self._backend.prompt(task),
             reward_key=self._rollout.reward_key,
@@ -185,6 +186,12 @@ class Runner:
         if not self._seeded:
             return unseeded
         return partial(sampling_seed, self._rollout.rollout_seed, environment, position)
+
+
+def _wave(want: int, rollout: RolloutSection) -> int:
+    """Groups to start at a time: this environment's share of over_sampling_batch_size, rounded up."""
+    whole = rollout.over_sampling_batch_size or rollout.rollout_batch_size
+    return max(want, -(-whole * want // rollout.rollout_batch_size))
 
 
 def _number(groups: Sequence[Sequence[Sample]], first: int, n: int) -> None:
