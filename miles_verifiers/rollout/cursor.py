@@ -20,6 +20,8 @@ class Kept:
 
     position: int
     samples: tuple[Sample, ...]
+    retried: tuple[str, ...] = ()
+    """Why rollouts of it were run again, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,11 @@ class Cursor:
             "groups": self.groups,
             "dropped_in_a_row": self.dropped_in_a_row,
             "kept": [
-                {"position": group.position, "samples": [as_row(sample) for sample in group.samples]}
+                {
+                    "position": group.position,
+                    "samples": [as_row(sample) for sample in group.samples],
+                    "retried": list(group.retried),
+                }
                 for group in self.kept
             ],
         }
@@ -49,7 +55,7 @@ class Cursor:
         """Raises RolloutError for anything that `as_json` did not make."""
         try:
             kept = tuple(
-                Kept(int(group["position"]), tuple(from_row(row) for row in group["samples"]))
+                Kept(int(group["position"]), tuple(map(from_row, group["samples"])), tuple(map(str, group["retried"])))
                 for group in value["kept"]
             )
             cursor = cls(int(value["position"]), int(value["groups"]), int(value["dropped_in_a_row"]), kept)

@@ -33,6 +33,8 @@ class Group:
     position: int
     samples: Sequence[Sample]
     verdict: Verdict
+    retried: Sequence[str] = ()
+    """Why rollouts of it were run again, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ class Collector:
         self._surplus, self._max_dropped, self._last = surplus, max_dropped, last
         self._next = cursor.position
         self._running: set[int] = set()
-        self._finished = {kept.position: Group(kept.position, kept.samples, Verdict()) for kept in cursor.kept}
+        self._finished = {
+            kept.position: Group(kept.position, kept.samples, Verdict(), kept.retried) for kept in cursor.kept
+        }
         self._closed = False
 
     def to_start(self) -> list[int]:
@@ -141,7 +145,7 @@ class Collector:
         return [self._finished[position] for position in sorted(before)]
 
     def _kept(self, groups: Sequence[Group]) -> tuple[Kept, ...]:
-        return tuple(Kept(group.position, tuple(group.samples)) for group in groups)
+        return tuple(Kept(group.position, tuple(group.samples), tuple(group.retried)) for group in groups)
 
     def _known(self) -> list[Group]:
         """Finished groups up to the first that still runs, in order."""

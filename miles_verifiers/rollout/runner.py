@@ -36,8 +36,9 @@ class Seen:
     causes: Counter[str] = field(default_factory=Counter)
     retried: Counter[str] = field(default_factory=Counter)
 
-    def add(self, samples: Sequence[Sample]) -> None:
+    def add(self, samples: Sequence[Sample], retried: Sequence[str]) -> None:
         self.causes.update(filter(None, map(cause_of, samples)))
+        self.retried.update(retried)
 
 
 class Runner:
@@ -72,11 +73,12 @@ class Runner:
             max_dropped=rollout.max_dropped_groups,
             last=row.end,
         )
-        self.seen = Seen()
         await self._collect(collector, row)
         batch = collector.batch()
+        self.seen = Seen()
+        # Not those that nobody needed: which of them came to their end is chance, and they are run again.
         for group in [*batch.groups, *batch.discarded]:
-            self.seen.add(group.samples)
+            self.seen.add(group.samples, group.retried)
         _number([group.samples for group in batch.groups], cursor.groups, rollout.n_samples_per_prompt)
         return batch
 
@@ -110,11 +112,11 @@ class Runner:
             scoring_retries=rollout.scoring_retries,
             timeout=rollout.group_timeout,
         )
-        samples = await self._samples(task, rollout.n_samples_per_prompt, slots, deadline, options)
+        samples, retried = await self._samples(task, rollout.n_samples_per_prompt, slots, deadline, options)
         verdict = judge(samples, rollout, self._filter)
         if not verdict.kept:
             log.info("group %d of task %d dropped: %s", position, task, verdict.cause)
-        return Group(position, samples, verdict)
+        return Group(position, samples, verdict, retried)
 
     @property
     def eval_tasks(self) -> int:
@@ -127,11 +129,10 @@ class Runner:
 
     async def evaluate(self) -> list[Sample]:
         """Samples of every task to evaluate on, in order; whatever happens to one of them, the others are there."""
-        self.seen = Seen()
         n = self.eval_samples
         slots = asyncio.Semaphore(self._rollout.max_concurrency)
         deadline = asyncio.get_running_loop().time() + self._rollout.eval_timeout
-        results: dict[int, list[Sample]] = {}
+        results: dict[int, tuple[list[Sample], list[str]]] = {}
         tasks = iter(range(self.eval_tasks))
         # Enough groups at a time to fill all slots, not all of a large taskset at once.
         lines = min(self.eval_tasks, 1 + -(-self._rollout.max_concurrency // n))
@@ -141,13 +142,19 @@ class Runner:
         finally:
             await _given_up(running)
         groups = [results[task] for task in sorted(results)]
-        _number(groups, 0, n)
-        samples = [sample for group in groups for sample in group]
-        self.seen.add(samples)
-        return samples
+        _number([samples for samples, _ in groups], 0, n)
+        self.seen = Seen()
+        for samples, retried in groups:
+            self.seen.add(samples, retried)
+        return [sample for samples, _ in groups for sample in samples]
 
     async def _eval_groups(
-        self, tasks: Iterator[int], results: dict[int, list[Sample]], n: int, slots: asyncio.Semaphore, deadline: float
+        self,
+        tasks: Iterator[int],
+        results: dict[int, tuple[list[Sample], list[str]]],
+        n: int,
+        slots: asyncio.Semaphore,
+        deadline: float,
     ) -> None:
         for task in tasks:
             options = GroupOptions(
@@ -161,7 +168,8 @@ class Runner:
 
     async def _samples(
         self, task: int, n: int, slots: asyncio.Semaphore, deadline: float, options: GroupOptions
-    ) -> list[Sample]:
+    ) -> tuple[list[Sample], list[str]]:
+        """The task's samples, not numbered yet, and why some of them were run again."""
         for _ in range(n):
             self._watch("started", False)
         rollouts = await self._backend.run_group(task, n, slots, deadline, partial(self._watch, "ended"), options)
@@ -174,13 +182,11 @@ class Runner:
             prompt=self._backend.prompt(task),
             reward_key=self._rollout.reward_key,
         )
-        for rollout in rollouts:
-            self.seen.retried.update(map(name_of, rollout.earlier))
         samples = [to_sample(rollout, origin) for rollout in rollouts]
         for sample in samples:
             if sample.error:
                 log.warning("a sample of task %d %s: %s", task, sample.status, sample.error)
-        return samples
+        return samples, [name_of(error) for rollout in rollouts for error in rollout.earlier]
 
     def _seeds(self, environment: str, position: int) -> SeedOf:
         if not self._seeded:

@@ -50,7 +50,7 @@ class Loop:
         self._engines, self._trainers, self._rollouts = engines, trainers, rollouts
         self._steps = config.training.num_steps
         self._cursors: dict[str, Any] = {}
-        self._saved = -1
+        self._saved = self._evaluated = -1
 
     def run(self) -> dict[str, Any]:
         """All steps that are still to do; returns the figures of the phase."""
@@ -67,7 +67,7 @@ class Loop:
             if batch.ending == "tasks ran out":
                 progress.report(f"the tasks ran out after step {step}")
                 break
-        if self._config.rollout.eval_interval is not None:
+        if self._config.rollout.eval_interval is not None and self._evaluated != step:
             self._evaluate(step)
         return {
             "made": f"{step} step(s), {step * self._config.samples_per_step} samples",
@@ -142,6 +142,7 @@ class Loop:
         samples, causes = self._rollouts.evaluate(step, self._show(f"evaluation before step {step + 1}"))
         results = {name: summary(own, self._config.verify.pass_metric) for name, own in samples.items()}
         dump.write_eval(self._run.path, step, renumbered(samples))
+        self._evaluated = step
         seconds = time.monotonic() - begun
         metrics.append_metrics(self._run.path, eval_record(step, results, causes, seconds))
         for name, result in results.items():
