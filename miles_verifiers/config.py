@@ -218,7 +218,7 @@ class VerifySection(Section):
     min_passed: int = Field(1, ge=0)
     """Samples of the whole run that must have passed."""
     reward_names: list[str] = Field(default_factory=list)
-    """The environment's reward names; empty: whatever the first sample has."""
+    """The environment's reward names; empty, or several environments: whatever the first sample of each has."""
     group_share_rewards: dict[str, float] = Field(default_factory=dict)
     """Rewards that the winners of a group share, with the sum that they share."""
     pass_metric: str = "passed"

@@ -22,8 +22,16 @@ GRACE_S = 60.0
 
 
 class Rollouts:
+    """`log` names the workers' log files in the run directory."""
+
     def __init__(
-        self, config: RunConfig, run: RunDir, model: Path, engine_urls: Sequence[str], vocab_size: int
+        self,
+        config: RunConfig,
+        run: RunDir,
+        model: Path,
+        engine_urls: Sequence[str],
+        vocab_size: int,
+        log: str = "rollout",
     ) -> None:
         self._config = config
         self._labels = [environment.label for environment in config.all_environments]
@@ -35,18 +43,18 @@ class Rollouts:
                 str(model),
                 list(engine_urls),
                 vocab_size,
-                str(run.logs / ("rollout.log" if number == 0 else f"rollout-{number}.log")),
+                str(run.logs / (f"{log}.log" if number == 0 else f"{log}-{number}.log")),
                 python=run.python(env_role(number)),
             )
             for number in range(len(self._labels))
         ]
 
-    def wait_ready(self, on_tick: Tick) -> list[dict[str, Any]]:
+    def wait_ready(self, on_tick: Tick = lambda _seconds: None, timeout: float | None = None) -> list[dict[str, Any]]:
         """What each worker's interpreter says of itself (RolloutWorker.preflight)."""
         return cluster.wait(
             [actor.preflight.remote() for actor in self._actors],
             what="starting the rollout worker",
-            timeout=self._config.rollout.setup_timeout,
+            timeout=timeout or self._config.rollout.setup_timeout,
             error=RolloutError,
             on_tick=on_tick,
         )
