@@ -26,11 +26,17 @@ COMPILE = (
     "--no-emit-find-links",
 )
 
+# Versions of Verifiers that have a lock, each a dependency group of pyproject.toml, with the environment of ours for it.
+VERIFIERS = {"0.2.0": "code_golf_v1", "0.2.1": "code_golf_v1", "0.3.1": "code_golf", "0.4.0": "code_golf"}
+
 # One lock per venv: its file, what it locks, what it leaves to the stack.
 LOCKS = (
     ("package.txt", ("pyproject.toml",), None),
     ("stack-cpu.txt", ("--group", "stack-cpu"), "stack-cpu.excludes"),
-    ("env-verifiers-0.2.0.txt", ("--group", "env-verifiers-0-2-0"), "env.excludes"),
+    *(
+        (f"env-verifiers-{version}.txt", ("--group", f"env-verifiers-{version.replace('.', '-')}"), "env.excludes")
+        for version in VERIFIERS
+    ),
     ("setup.txt", ("--group", "setup"), None),
     ("test.txt", ("--group", "test"), None),
     ("dev.txt", ("--group", "dev"), None),
@@ -65,10 +71,11 @@ def _job(session: nox.Session, command: str) -> None:
     )
 
 
-def _role_tests(session: nox.Session, role: str, *folders: str) -> None:
+def _role_tests(session: nox.Session, role: str, *folders: str, settings: tuple[str, ...] = ()) -> None:
     """Tests in the interpreter of a role, which the product itself builds."""
     _install(session, "package.txt")
-    python = session.run("miles-verifiers", "venv", role, "--profile", "cpu", silent=True, stderr=None)
+    options = [part for setting in settings for part in ("--set", setting)]
+    python = session.run("miles-verifiers", "venv", role, "--profile", "cpu", *options, silent=True, stderr=None)
     assert isinstance(python, str)
     session.run(
         python.strip(),
@@ -116,6 +123,15 @@ def stack(session: nox.Session) -> None:
 def contract(session: nox.Session) -> None:
     """The wire, the rollouts and our environment with real renderers and Verifiers, in the environment's interpreter."""
     _role_tests(session, "contract", "tests/contract", "environments/code_golf_v1/tests")
+
+
+@nox.session
+@nox.parametrize("verifiers", list(VERIFIERS))
+def compat(session: nox.Session, verifiers: str) -> None:
+    """The contract tests on every supported Verifiers, each in its own locked interpreter, with a fake engine."""
+    environment = f"environments/{VERIFIERS[verifiers]}"
+    settings = (f"environment.verifiers='{verifiers}'", f"environment.source={environment}")
+    _role_tests(session, "contract", "tests/contract", f"{environment}/tests", settings=settings)
 
 
 @nox.session

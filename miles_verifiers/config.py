@@ -52,6 +52,15 @@ class EnvironmentSection(Section):
     """Evaluate on so many tasks, the taskset's first; None is all of them."""
     n_samples_per_eval_prompt: int | None = Field(None, ge=1)
     """None is that of [rollout]."""
+    env: dict[str, Any] = Field(default_factory=dict)
+    """Verifiers 0.3 and newer: handed over as the rest of its EnvConfig; `id` pairs an environment with the taskset, tables
+    named after seats configure these."""
+    attempts_field: str | None = None
+    """Verifiers 0.3 and newer: the field of the environment's config that says how many attempts one episode makes. It is
+    set to the size of the group, and the episode is the group. None takes `attempts` or `n` of an environment with one seat;
+    where there is none, a group is that many episodes."""
+    train_seat: str | None = None
+    """Verifiers 0.3 and newer: the seat whose rollouts are trained on; None is every seat that the environment trains."""
 
     @property
     def label(self) -> str:

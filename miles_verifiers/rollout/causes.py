@@ -20,6 +20,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("batch deadline", r"(scoring: )?the step's deadline"),
     ("setup deadline", r"\w+: .*setup timed out"),
     ("scoring deadline", r"\w+: .*(scoring|finalize) timed out|scoring: group rewards took more than"),
+    ("scoring deadline", r"scoring: TimeoutError: .*finalize\(\) exceeded"),  # verifiers/v1/env.py, 0.3.1 and 0.4.0
     ("request deadline", r"DeadlineExceeded\b"),
     (BAD_REWARD, r"scoring: (the reward|the metric|the environment gave no reward|no reward is named)"),
     ("incomplete group", r"scoring: the group is incomplete"),

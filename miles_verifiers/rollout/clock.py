@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 GROUP = "the group's deadline"
@@ -18,18 +18,24 @@ class GroupClock:
     def __init__(self, deadline: float, timeout: float) -> None:
         self._batch, self._timeout = deadline, timeout
         self._own = math.inf
-        self._limit: asyncio.Timeout | None = None
+        self._limits: set[asyncio.Timeout] = set()
 
     def start(self) -> None:
         """The first rollout of the group has begun. Waiting for a free slot is not the group's time."""
         if math.isinf(self._own):
             self._own = asyncio.get_running_loop().time() + self._timeout
-            if self._limit is not None and not self._limit.expired():
-                self._limit.reschedule(self._end())
+            for limit in self._limits:
+                if not limit.expired():
+                    limit.reschedule(self.end)
+
+    @property
+    def end(self) -> float:
+        """On the loop's clock; earlier once the group has started."""
+        return min(self._own, self._batch)
 
     def left(self) -> float:
         """Seconds, never negative."""
-        return max(0.0, self._end() - asyncio.get_running_loop().time())
+        return max(0.0, self.end - asyncio.get_running_loop().time())
 
     def is_over(self) -> bool:
         return self.left() <= 0.0
@@ -38,12 +44,18 @@ class GroupClock:
         """The deadline that comes first, in words."""
         return GROUP if self._own < self._batch else BATCH
 
+    @contextlib.asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Cancels the block at the deadline and raises TimeoutError, also where the group starts within the block."""
+        async with asyncio.timeout_at(self.end) as limit:
+            self._limits.add(limit)
+            try:
+                yield
+            finally:
+                self._limits.discard(limit)
+
     async def wait(self, running: Sequence[asyncio.Task[Any]]) -> None:
         """Returns when all are done or a deadline has passed; ends none of them."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._end()) as self._limit:
+            async with self.limit():
                 await asyncio.wait(running)
-        self._limit = None
-
-    def _end(self) -> float:
-        return min(self._own, self._batch)

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import verifiers.v1 as vf
+from renderers import RendererPool
 from verifiers.v1.clients.train import TrainClient
 from verifiers.v1.decorators import discover_decorated
 
@@ -75,7 +76,7 @@ class EpisodeBackend:
             )
         self._training_sampling = training_sampling(rollout)
         self._context = vf.ModelContext(
-            client=_PooledTrainClient.over(transport, renderer.pool),
+            client=_PooledTrainClient.over(transport, RendererPool(renderer.make, size=1)),
             model=MODEL_NAME,
             sampling=sampling(self._training_sampling),
         )
@@ -125,8 +126,7 @@ class EpisodeBackend:
         self._over.set()
         if self._serving is not None:
             await self._serving
-        if isinstance(self._env.harness, inline_harness.InlineHarness):
-            await self._env.harness.close()
+        await inline_harness.close_connections()
 
     async def _serve(self, up: asyncio.Event) -> None:
         """Enter and leave in one task: shared tool servers hold cancel scopes, which must be left where they were entered."""

@@ -14,43 +14,44 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from miles_verifiers.config import RunConfig
+from miles_verifiers.config import EnvironmentSection, RunConfig
 from miles_verifiers.errors import EnvironmentPackageError, RolloutError
 from miles_verifiers.progress import report
 from miles_verifiers.rollout import interpreter
 from miles_verifiers.rollout.cursor import Cursor
 from miles_verifiers.rollout.filters import load_filter
 from miles_verifiers.rollout.lag import LagWatch
+from miles_verifiers.rollout.load import Loaded, load_backend
 from miles_verifiers.rollout.runner import Runner
 from miles_verifiers.samples import as_row
-from miles_verifiers.wire.client import Deadlines
-from miles_verifiers.wire.translate import Limits, checked_ids
-from miles_verifiers.wire.transport import MilesSGLangTransport
-
-if TYPE_CHECKING:
-    from miles_verifiers.rollout.backend import Backend
-    from miles_verifiers.rollout.renderers import RendererChoice
+from miles_verifiers.wire.translate import checked_ids
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a worker is made of once it is open."""
+    """What a worker is made of once it is open. Evaluations share what they can with training."""
 
-    renderer: RendererChoice
-    transport: MilesSGLangTransport
-    backend: Backend
-    eval_backend: Backend
-    """That of training unless evaluations have tasks of their own."""
+    training: Loaded
+    evaluation: Loaded
     runner: Runner
     eval_runner: Runner
 
     @property
-    def backends(self) -> list[Backend]:
-        return [self.backend] if self.eval_backend is self.backend else [self.backend, self.eval_backend]
+    def loaded(self) -> list[Loaded]:
+        return [self.training] if self.evaluation is self.training else [self.training, self.evaluation]
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far."""
+        return sum(loaded.wire.counters.tokens for loaded in self.loaded)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(loaded.wire.counters.in_flight for loaded in self.loaded)
 
 
 class RolloutWorker:
@@ -80,12 +81,12 @@ class RolloutWorker:
         checked against the vocabulary. Raises EnvironmentPackageError, ConfigError or ModelError.
         """
         parts = await self._open()
-        backend, renderer = parts.backend, parts.renderer
+        backend, renderer = parts.training.backend, parts.training.renderer
         self._check_evaluation(parts)
         messages = backend.messages(0)
         ids: list[int] = []
         if messages:
-            ids = await asyncio.to_thread(renderer.pool.render_ids, messages, add_generation_prompt=True)
+            ids = await asyncio.to_thread(renderer.render_ids, messages)
             checked_ids(ids, self._vocab_size, f"the rendered prompt of task 0 of {backend.name}")
             self._check_room(len(ids))
         return {
@@ -150,15 +151,14 @@ class RolloutWorker:
 
     async def progress(self) -> dict[str, float]:
         """Of the step in work, or the last one: rollouts done, total and failed; tokens sampled, and per second."""
-        counters = self._parts.transport.counters if self._parts is not None else None
         began, tokens_before = self._started
-        tokens = (counters.tokens if counters else 0) - tokens_before
+        tokens = (self._parts.tokens if self._parts else 0) - tokens_before
         seconds = max(time.monotonic() - began, 1e-3)
         return {
             **self._progress,
             "tokens": tokens,
             "tokens_per_second": tokens / seconds,
-            "requests_in_flight": counters.in_flight if counters else 0,
+            "requests_in_flight": self._parts.in_flight if self._parts else 0,
             "event_loop_lag": self._lag.worst,
         }
 
@@ -167,9 +167,9 @@ class RolloutWorker:
         await self._lag.stop()
         parts, self._parts = self._parts, None
         if parts is not None:
-            await parts.transport.close()
-            for backend in parts.backends:
-                await backend.close()
+            for loaded in parts.loaded:
+                await loaded.wire.close()
+                await loaded.backend.close()
         if self._handler is not None:
             logging.getLogger().removeHandler(self._handler)
             self._handler.close()
@@ -182,7 +182,7 @@ class RolloutWorker:
         async with self._busy:
             parts = await self._open()
             self._progress = {"done": 0, "total": 0, "failed": 0}
-            self._started = (time.monotonic(), parts.transport.counters.tokens)
+            self._started = (time.monotonic(), parts.tokens)
             self._lag.worst = 0.0
             yield
 
@@ -193,45 +193,38 @@ class RolloutWorker:
                 interpreter.go_offline()
                 report("loading the environment and the renderer")
                 parts = await asyncio.to_thread(self._load)
-                for backend in parts.backends:
-                    await backend.open()
+                for loaded in parts.loaded:
+                    await loaded.backend.open()
                 self._parts = parts
                 self._lag.start()
+                backend = parts.training.backend
                 log.info(
-                    "%s; harness %s; %d tasks", parts.renderer.line(), parts.backend.harness, parts.backend.n_tasks
+                    "verifiers %s; %s; harness %s; %d tasks",
+                    self._config.environment.verifiers,
+                    parts.training.renderer.line(),
+                    backend.harness,
+                    backend.n_tasks,
                 )
             return self._parts
 
     def _load(self) -> _Parts:
-        """Imports and files, for a thread: verifiers, transformers and an environment take seconds."""
-        environment, rollout = self._config.environment, self._config.rollout
-        interpreter.check_verifiers(environment.verifiers)
-        from miles_verifiers.rollout.backend import MODEL_NAME
-        from miles_verifiers.rollout.episodes_v02 import EpisodeBackend, provider_error
-        from miles_verifiers.rollout.renderers import choose_renderer
-
-        renderer = choose_renderer(environment.renderer, self._model)
-        longest = max(rollout.rollout_max_response_len, rollout.eval_max_response_len or 0)
-        transport = MilesSGLangTransport(
-            self._engine_urls,
-            limits=Limits(self._vocab_size, rollout.rollout_max_context_len, longest),
-            model=MODEL_NAME,
-            deadlines=Deadlines(total=rollout.request_timeout),
-            on_error=provider_error,
+        """For a thread: imports and files take seconds."""
+        environment = self._config.environment
+        training = evaluation = self._backend_of(environment)
+        if environment.eval_taskset and self._config.rollout.eval_interval is not None:
+            taskset = {**environment.taskset, **environment.eval_taskset}
+            evaluation = self._backend_of(environment.model_copy(update={"taskset": taskset}))
+        make = partial(
+            Runner, environment=environment, config=self._config, renderer=training.renderer.name, watch=self._watch
         )
-        backend = EpisodeBackend(environment, rollout, transport, renderer)
-        eval_backend = backend
-        if environment.eval_taskset and rollout.eval_interval is not None:
-            other = environment.model_copy(update={"taskset": {**environment.taskset, **environment.eval_taskset}})
-            eval_backend = EpisodeBackend(other, rollout, transport, renderer)
-        return self._assembled(renderer, transport, backend, eval_backend)
+        dynamic_filter = load_filter(self._config.rollout)
+        return _Parts(
+            training, evaluation, make(training.backend, dynamic_filter=dynamic_filter), make(evaluation.backend)
+        )
 
-    def _assembled(
-        self, renderer: RendererChoice, transport: MilesSGLangTransport, backend: Backend, eval_backend: Backend
-    ) -> _Parts:
-        make = partial(Runner, environment=self._config.environment, config=self._config, renderer=renderer.name)
-        runner = make(backend, dynamic_filter=load_filter(self._config.rollout), watch=self._watch)
-        return _Parts(renderer, transport, backend, eval_backend, runner, make(eval_backend, watch=self._watch))
+    def _backend_of(self, environment: EnvironmentSection) -> Loaded:
+        config = self._config.model_copy(update={"environment": environment})
+        return load_backend(config, self._model, self._engine_urls, self._vocab_size)
 
     def _watch(self, what: str, failed: bool) -> None:
         if what == "started":
@@ -245,10 +238,10 @@ class RolloutWorker:
     def _check_evaluation(self, parts: _Parts) -> None:
         if self._config.rollout.eval_interval is None:
             return
-        if parts.eval_backend.compares and parts.eval_runner.eval_samples < 2:
+        if parts.evaluation.backend.compares and parts.eval_runner.eval_samples < 2:
             raise EnvironmentPackageError(
                 "the environment compares the rollouts of a task, and evaluations have one of each",
-                where=f"environment {parts.eval_backend.name}",
+                where=f"environment {parts.evaluation.backend.name}",
                 next_step="set rollout.n_samples_per_eval_prompt to 2 or more",
             )
 

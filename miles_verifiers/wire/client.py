@@ -38,10 +38,24 @@ class Deadlines:
     """Seconds."""
 
     connect: float = 10.0
+    first_byte: float | None = None
+    """From sending a request to the first byte of its answer. SGLang answers in one piece when everything is sampled, so
+    None, which leaves it to `total`, is right but where replies are known to be short."""
     total: float = 240.0
     """One request, repeats included."""
     abort: float = 5.0
     """Telling the engine to give up a request."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What the client did since it was made."""
+
+    attempts: int = 0
+    """Requests sent to engines, repeats included."""
+    repeats: int = 0
+    aborts: int = 0
+    """Requests that an engine was told to give up."""
 
 
 T = TypeVar("T")
@@ -76,6 +90,7 @@ class EngineClient:
             raise ValueError("an engine client needs at least one url")
         self.urls = [url.rstrip("/") for url in urls]
         self.deadlines = deadlines or Deadlines()
+        self.traffic = Traffic()
         self._attempts = attempts
         self._max_connections = max_connections
         self._turn = 0
@@ -99,10 +114,8 @@ class EngineClient:
             async with asyncio.timeout(self.deadlines.total):
                 raw, where = await self._repeat(url, payload, session)
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"no complete answer within {self.deadlines.total:g} s",
-                where=f"engine {url}, session {session or '-'}",
-                next_step="raise rollout.request_timeout, or see the engine's log for why it is slow",
+            raise _late(
+                f"no complete answer within {self.deadlines.total:g} s", f"engine {url}, session {session or '-'}"
             ) from None
         try:
             reply = orjson.loads(raw)
@@ -128,12 +141,14 @@ class EngineClient:
         for attempt in range(1, self._attempts + 1):
             rid = uuid.uuid4().hex
             where = f"request {rid} to engine {url}"
+            self.traffic.attempts += 1
             try:
                 return await self._once(url, rid, payload, session, where), where
             except _Unanswered as failed:
                 if attempt == self._attempts:
                     raise failed.error.at(f"{where}, attempt {attempt} of {self._attempts}") from failed
                 await asyncio.sleep(max(failed.wait, _backoff(attempt)))
+                self.traffic.repeats += 1
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _once(self, url: str, rid: str, payload: Mapping[str, Any], session: str | None, where: str) -> bytes:
@@ -143,7 +158,8 @@ class EngineClient:
             raise RequestRefused(f"the request cannot be written as JSON: {error}", where=where) from None
         headers = _JSON if session is None else {**_JSON, _ROUTING_HEADER: _header_value(session)}
         try:
-            response = await self._post(f"{url}/generate", body, headers)
+            async with asyncio.timeout(self.deadlines.first_byte) as first_byte:
+                response = await self._post(f"{url}/generate", body, headers)
             async with response:
                 if response.status == 200:
                     return await response.read()
@@ -151,6 +167,11 @@ class EngineClient:
         except asyncio.CancelledError:
             self._abort(url, rid)
             raise
+        except TimeoutError:
+            if not first_byte.expired():
+                raise
+            self._abort(url, rid)
+            raise _late(f"no answer began within {self.deadlines.first_byte:g} s", where) from None
         except aiohttp.ClientError as error:
             raise ReplyInvalid(f"the answer broke off: {_text(error)}", where=where) from None
         raise AssertionError("unreachable: _raise_for raises")
@@ -189,6 +210,8 @@ class EngineClient:
     def _abort(self, url: str, rid: str) -> None:
         """Tell the engine in the background: whoever was cancelled must not wait for it."""
 
+        self.traffic.aborts += 1
+
         async def tell() -> None:
             timeout = aiohttp.ClientTimeout(total=self.deadlines.abort)
             body = orjson.dumps({"rid": rid})
@@ -201,6 +224,11 @@ class EngineClient:
         task = asyncio.get_running_loop().create_task(tell())
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
+
+
+def _late(what: str, where: str) -> DeadlineExceeded:
+    hint = "raise rollout.request_timeout, or see the engine's log for why it is slow"
+    return DeadlineExceeded(what, where=where, next_step=hint)
 
 
 def _backoff(attempt: int) -> float:

@@ -25,6 +25,7 @@ from miles_verifiers import config as configuration
 from miles_verifiers import files
 from miles_verifiers.config import RunConfig
 from miles_verifiers.rollout.backend import TRAINING, GroupOptions, OnDone
+from miles_verifiers.rollout.load import Loaded
 from miles_verifiers.rollout.traces import Rollout
 from miles_verifiers.rollout.worker import RolloutWorker
 from miles_verifiers.rundir import RunDir
@@ -117,15 +118,15 @@ class FakeWorker(RolloutWorker):
 
     def __init__(self, config: RunConfig, folder: Path, weights: Weights, pace: float) -> None:
         super().__init__(config.model_dump(), str(folder), [], 100, str(folder / "logs" / "rollout.log"))
-        self._backend = FakeBackend(weights, n_tasks=7, pace=pace)
+        self._fake = FakeBackend(weights, n_tasks=7, pace=pace)
 
-    def _load(self) -> Any:
+    def _backend_of(self, environment: Any) -> Any:
         async def closed() -> None:
             return
 
         renderer = SimpleNamespace(name="fake", line=lambda: "renderer fake")
-        transport = SimpleNamespace(counters=SimpleNamespace(tokens=0, in_flight=0), close=closed)
-        return self._assembled(renderer, transport, self._backend, self._backend)  # type: ignore[arg-type]
+        wire = SimpleNamespace(counters=SimpleNamespace(tokens=0, in_flight=0), close=closed)
+        return Loaded(self._fake, renderer, wire)  # type: ignore[arg-type]
 
 
 class FakeRollouts:

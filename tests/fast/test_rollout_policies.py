@@ -131,6 +131,10 @@ def test_a_filter_that_raises_stops_the_run(my_filters: Any) -> None:
         ("TaskError: scoring timed out", "scoring deadline"),
         ("TaskError: task finalize timed out", "scoring deadline"),
         ("scoring: group rewards took more than 5 s", "scoring deadline"),
+        (
+            "scoring: TimeoutError: MyEnv.finalize() exceeded its 5s deadline (--env.timeout.finalize)",
+            "scoring deadline",
+        ),
         ("DeadlineExceeded: no complete answer within 3 s", "request deadline"),
         ("scoring: the environment gave no reward", "bad reward"),
         ("scoring: no reward is named 'x', only y", "bad reward"),

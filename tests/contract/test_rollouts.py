@@ -1,4 +1,7 @@
-"""RolloutWorker with real Verifiers 0.2.0, its TrainClient and renderers; the engine is a fake that can fail."""
+"""RolloutWorker with real Verifiers, its TrainClient and renderers; the engine is a fake that can fail.
+
+The same tests for every supported Verifiers; what differs between its two APIs is said by `per_api`.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,34 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from code_golf_v1.tasks import SUBSETS
 from fake_engine import FakeEngine, good_reply, until
 from renderers.base import load_tokenizer
 
 from miles_verifiers import config
 from miles_verifiers.errors import EnvironmentPackageError, RolloutError
+from miles_verifiers.rollout.interpreter import SUPPORTED
 from miles_verifiers.rollout.worker import RolloutWorker
 from miles_verifiers.samples import from_row
 
 VOCAB = 320
 N = 4
+VERIFIERS = version("verifiers")
+
+
+def per_api(episodes: Any, env: Any) -> Any:
+    """What is expected of the episode API (0.2.x) and of the Env API (0.3 and newer)."""
+    return episodes if SUPPORTED[VERIFIERS] == "episodes" else env
+
+
+OTHER = next(supported for supported in SUPPORTED if supported != VERIFIERS)
+GOLF = per_api("code-golf-v1", "code-golf")
+SUBSETS = import_module(f"{GOLF.replace('-', '_')}.tasks").SUBSETS
 
 
 class Speaker:
@@ -45,6 +61,7 @@ class Speaker:
 
 def run_config(*overrides: str, taskset: str = "{ id = 'contract-env' }") -> dict[str, Any]:
     fixed = [
+        f"environment.verifiers='{VERIFIERS}'",
         f"environment.taskset={taskset}",
         "rollout.rollout_batch_size=2",
         f"rollout.n_samples_per_prompt={N}",
@@ -67,6 +84,12 @@ async def worker(
         await made.close()
 
 
+def sessions_of(rollouts: RolloutWorker) -> dict[str, Any]:
+    assert rollouts._parts is not None
+    wire: Any = rollouts._parts.training.wire
+    return getattr(wire, "wire", wire)._sessions
+
+
 async def step_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, **known: Any) -> dict[str, Any]:
     async with FakeEngine(handler) as engine, worker(engine, folder, tmp_path, *overrides, **known) as rollouts:
         return await rollouts.generate(0)
@@ -87,8 +110,7 @@ async def test_a_step(qwen3_folder: Path, tmp_path: Path) -> None:
         step = await rollouts.generate(0)
         first, second = step["rows"], (await rollouts.generate(1, step["cursor"]))["rows"]
         progress = await rollouts.progress()
-        assert rollouts._parts is not None
-        assert not rollouts._parts.transport._sessions  # nothing is kept of sessions that are over
+        assert not sessions_of(rollouts)  # nothing is kept of sessions that are over
     assert [row["index"] for row in [*first, *second]] == list(range(16))
     assert [row["group_index"] for row in [*first, *second]] == [i // N for i in range(16)]
     assert [row["task_index"] for row in [*first, *second]] == [0] * 4 + [1] * 4 + [2] * 4 + [0] * 4
@@ -125,7 +147,7 @@ async def test_code_golf(unknown_folder: Path, tmp_path: Path) -> None:
         speaker,
         "rollout.rollout_batch_size=1",
         "rollout.max_concurrency=1",
-        taskset="{ id = 'code-golf-v1' }",
+        taskset=f"{{ id = '{GOLF}' }}",
     )
     assert [row["metrics"]["passed"] for row in rows] == [1.0, 1.0, 0.0, 0.0]
     assert [row["rewards"]["most_concise"] for row in rows] == [0.5, 0.0, 0.0, 0.0]
@@ -191,9 +213,19 @@ async def test_a_prompt_over_the_context_is_no_sample(qwen3_folder: Path, tmp_pa
         (
             "{ group_reward = 'raises' }",
             "group scoring failed",
-            "scoring: TaskError: task EchoTask group scoring: ZeroDivisionError: no winner",
+            per_api(
+                "scoring: TaskError: task EchoTask group scoring: ZeroDivisionError: no winner",
+                "scoring: EnvError: ContractEnv.finalize(): ZeroDivisionError: no winner",
+            ),
         ),
-        ("{ group_reward = 'hangs' }", "scoring deadline", "scoring: group rewards took more than 0.5 s"),
+        (
+            "{ group_reward = 'hangs' }",
+            "scoring deadline",
+            per_api(
+                "scoring: group rewards took more than 0.5 s",
+                "scoring: TimeoutError: ContractEnv.finalize() exceeded its 0.5s deadline",
+            ),
+        ),
         ("{ reward = 'nan' }", "bad reward", "scoring: the reward 'right' is nan"),
         ("{ reward = 'raises' }", "scoring failed", "TaskError: task EchoTask scoring: KeyError"),
         ("{ reward = 'hangs' }", "scoring deadline", "TaskError: scoring timed out"),
@@ -346,14 +378,15 @@ async def test_inline_and_null_harness_make_the_same_samples(
     qwen3_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The null harness's program runs here in this interpreter, where Verifiers would let uv fetch one for it."""
-    from verifiers.v1.harnesses.null.harness import PROGRAM_SOURCE
+    import verifiers.v1.harnesses.null.harness as null
     from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
     program = tmp_path / "null_program.py"
-    program.write_text(PROGRAM_SOURCE)
+    program_source = getattr(null, "PROGRAM_SOURCE", None) or null.CHAT_PROGRAM_SOURCE  # until 0.3.1, and in 0.4.0
+    program.write_text(program_source)
 
-    async def prepared(self: Any, source: str, env: Any) -> list[str]:
-        assert source == PROGRAM_SOURCE
+    async def prepared(self: Any, source: str, env: Any, **_: Any) -> list[str]:
+        assert source == program_source
         return [sys.executable, str(program)]
 
     monkeypatch.setattr(SubprocessRuntime, "prepare_uv_script", prepared)
@@ -374,9 +407,9 @@ async def test_preflight_says_what_is_really_there(qwen3_folder: Path, tmp_path:
     async with FakeEngine() as engine, worker(engine, qwen3_folder, tmp_path) as rollouts:
         found = await rollouts.preflight()
     assert found["executable"] == sys.executable
-    assert found["verifiers"]["version"] == "0.2.0"
+    assert found["verifiers"]["version"] == VERIFIERS
     assert found["renderers"]["origin"].endswith("renderers/__init__.py")
-    assert found["environment"]["origin"].endswith("contract_env.py")
+    assert found["environment"]["origin"].endswith(per_api("contract_env_v02.py", "contract_env_v03.py"))
     assert found["environment"]["n_tasks"] == 3
     assert (found["renderer"], found["harness"]) == ("qwen3", "inline")
     assert "chat template agrees" in found["renderer_line"]
@@ -393,7 +426,8 @@ async def test_preflight_says_what_is_really_there(qwen3_folder: Path, tmp_path:
         ((), "{ id = '' }", "taskset.id"),
         ((), "{ id = 'contract-env', size = 0 }", "the taskset is empty"),
         ((), "{ id = 'contract-env', colour = 1 }", "colour"),
-        (("environment.verifiers='0.3.1'",), "{ id = 'contract-env' }", "0.2.0 is installed"),
+        (("environment.verifiers='0.3.0'",), "{ id = 'contract-env' }", "0.3.0 is not supported"),
+        ((f"environment.verifiers='{OTHER}'",), "{ id = 'contract-env' }", f"{VERIFIERS} is installed"),
         (("environment.harness='no-such-harness'",), "{ id = 'contract-env' }", "no_such_harness"),
         ((), f"{{ id = 'contract-env', prompt = '{'x' * 600}' }}", "context length is 512"),
     ],
