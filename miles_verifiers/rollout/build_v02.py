@@ -14,6 +14,7 @@ from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
+from miles_verifiers.rollout.backend import Sampling
 
 _INLINE_ID = inline_harness.PLUGIN_ID
 
@@ -70,14 +71,16 @@ def _harness_id(configured: str, taskset_id: str) -> str:
     return _INLINE_ID if bundled in ("default", "bash") else bundled  # Verifiers' own, in 0.2.0 and in 0.2.1
 
 
-def sampling(rollout: RolloutSection) -> Any:
-    """The `vf.SamplingConfig` of a training rollout."""
+def sampling(how: Sampling, seed: int | None = None) -> Any:
+    """The `vf.SamplingConfig` of a rollout. It passes keys that it does not know on to the client."""
+    seeded = {} if seed is None else {"sampling_seed": seed}
     return vf.SamplingConfig.model_validate(
         {
-            "temperature": rollout.rollout_temperature,
-            "top_p": rollout.rollout_top_p,
-            "top_k": rollout.rollout_top_k,
-            "max_tokens": rollout.rollout_max_response_len,
+            "temperature": how.temperature,
+            "top_p": how.top_p,
+            "top_k": how.top_k,
+            "max_tokens": how.max_tokens,
+            **seeded,
         }
     )
 

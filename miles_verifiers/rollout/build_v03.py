@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from verifiers.v1.utils.loaders import default_harness_id, harness_config_type
 from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
-from miles_verifiers.rollout.backend import MODEL_NAME
+from miles_verifiers.rollout.backend import MODEL_NAME, Sampling
 from miles_verifiers.rollout.renderers import RendererChoice
 
 log = logging.getLogger(__name__)
@@ -126,8 +127,8 @@ def check_tools(env: Any, tasks: list[Any], renderer: RendererChoice) -> None:
         )
 
 
-def model_context(base_url: str, model: Path, renderer: RendererChoice, rollout: RolloutSection) -> Any:
-    """The `vf.ModelContext` of a training rollout, which reaches the engine through the gateway at `base_url`."""
+def model_context(base_url: str, model: Path, renderer: RendererChoice, how: Sampling) -> Any:
+    """The `vf.ModelContext` of a rollout, which reaches the engine through the gateway at `base_url`."""
     client = vf.TrainClientConfig.model_validate(
         {
             "base_url": base_url,
@@ -137,14 +138,15 @@ def model_context(base_url: str, model: Path, renderer: RendererChoice, rollout:
         }
     )
     sampling = vf.SamplingConfig.model_validate(
-        {
-            "temperature": rollout.rollout_temperature,
-            "top_p": rollout.rollout_top_p,
-            "top_k": rollout.rollout_top_k,
-            "max_tokens": rollout.rollout_max_response_len,
-        }
+        {"temperature": how.temperature, "top_p": how.top_p, "top_k": how.top_k, "max_tokens": how.max_tokens}
     )
     return vf.ModelContext(model=MODEL_NAME, client=client, sampling=sampling)
+
+
+def seeded(context: Any, seed: int) -> Any:
+    """The same context with a sampling seed; SamplingConfig passes keys that it does not know on to the client."""
+    sampling = {**context.sampling.model_dump(exclude_none=True), "sampling_seed": seed}
+    return replace(context, sampling=vf.SamplingConfig.model_validate(sampling))
 
 
 def _seated(spec: Any, taskset_id: str, environment: EnvironmentSection, rollout: RolloutSection) -> Any:

@@ -22,9 +22,10 @@ import verifiers.v1 as vf
 
 from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.rollout import build_v03, inline_harness
-from miles_verifiers.rollout.backend import OnDone
+from miles_verifiers.rollout.backend import TRAINING, GroupOptions, OnDone, Sampling, training_sampling
+from miles_verifiers.rollout.clock import GroupClock
 from miles_verifiers.rollout.renderers import RendererChoice
-from miles_verifiers.rollout.traces import Rollout
+from miles_verifiers.rollout.traces import Rollout, failure
 from miles_verifiers.rollout.traces_v03 import scoring_problem, view_of
 from miles_verifiers.wire.gateway import Gateway
 
@@ -39,10 +40,12 @@ class _Episode:
     """One episode while it runs, and what is left of it."""
 
     slots: asyncio.Semaphore
-    deadline: float
+    clock: GroupClock
     on_done: OnDone | None
-    size: int
-    """Rollouts that it is to give."""
+    context: Any
+    seeds: list[int | None]
+    """Of the rollouts that it is to give, in the order in which they begin."""
+    begun: int = 0
     traces: list[Any] = field(default_factory=list)
     """In the order in which they began."""
     finished: set[str] = field(default_factory=set)
@@ -51,7 +54,12 @@ class _Episode:
     """Why the episode as a whole failed: its `run` or `finalize`, or the deadline."""
     finalized: bool = False
     cut_off: bool = False
-    """Whether the deadline ended its `run`."""
+    """Whether a deadline of the group ended its `run`."""
+
+    @property
+    def size(self) -> int:
+        """Rollouts that it is to give."""
+        return len(self.seeds)
 
 
 class EnvBackend:
@@ -123,10 +131,13 @@ class EnvBackend:
     async def _serve(self, up: asyncio.Event) -> None:
         """Enter and leave in one task: shared tool servers hold cancel scopes, which must be left where they were entered."""
         async with self._gateway, self._env.serving():
-            base_url = self._gateway.base_url
-            self._context = build_v03.model_context(base_url, self._model, self._renderer, self._rollout)
+            self._context = self._context_of(training_sampling(self._rollout))
             up.set()
             await self._over.wait()
+
+    @property
+    def compares(self) -> bool:
+        return self._compares
 
     async def run_group(
         self,
@@ -135,15 +146,37 @@ class EnvBackend:
         slots: asyncio.Semaphore,
         deadline: float,
         on_done: OnDone | None = None,
+        options: GroupOptions = TRAINING,
     ) -> list[Rollout]:
-        """`n` rollouts of the task at `position` (see backend.Backend): one episode of n attempts, or n episodes."""
-        task = self._tasks[position]
-        sizes = [n] if self._attempts else [1] * n
-        episodes = [_Episode(slots, deadline, on_done, size) for size in sizes]
+        """`n` rollouts of the task at `position` (see backend.Backend): one episode of n attempts, or n episodes.
+
+        What is run again is an episode: with attempts that are compared, all of the group. `scoring_retries` has no effect,
+        since `finalize` belongs to the episode.
+        """
+        clock = GroupClock(deadline, options.timeout)
+        context = self._context if options.sampling is None else self._context_of(options.sampling)
+        done: list[Rollout] = [Rollout(None) for _ in range(n)]
+        units = [list(range(n))] if self._attempts else [[k] for k in range(n)]
+        for attempt in range(options.retries + 1):
+            episodes = [
+                _Episode(slots, clock, on_done, context, [options.seed(k, attempt) for k in unit]) for unit in units
+            ]
+            await self._run_all(self._tasks[position], episodes, clock)
+            for unit, episode in zip(units, episodes, strict=True):
+                for k, rollout in zip(unit, self._outcomes(episode), strict=True):
+                    rollout.earlier = (*done[k].earlier, failure(done[k])) if attempt else ()
+                    done[k] = rollout
+            units = [unit for unit in units if any(failure(done[k]) for k in unit)]
+            if not units or clock.is_over():
+                break
+        return done
+
+    async def _run_all(self, task: Any, episodes: list[_Episode], clock: GroupClock) -> None:
         running = [asyncio.create_task(self._run(task, episode)) for episode in episodes]
-        left = deadline - asyncio.get_running_loop().time()
         try:
-            await asyncio.wait(running, timeout=max(left, 0.0) + self._rollout.scoring_timeout + _GRACE_S)
+            await clock.wait(running)
+            # Those that the deadline has ended are still finalized.
+            await asyncio.wait(running, timeout=self._rollout.scoring_timeout + _GRACE_S)
         finally:
             for attempt in running:
                 attempt.cancel()
@@ -152,7 +185,9 @@ class EnvBackend:
             if isinstance(outcome, Exception):
                 log.error("an episode raised instead of recording its error", exc_info=outcome)
                 episode.error = f"{type(outcome).__name__}: {outcome}"
-        return [rollout for episode in episodes for rollout in self._outcomes(episode)]
+
+    def _context_of(self, how: Sampling) -> Any:
+        return build_v03.model_context(self._gateway.base_url, self._model, self._renderer, how)
 
     async def _run(self, task: Any, episode: _Episode) -> None:
         env = self._view(episode)
@@ -160,10 +195,11 @@ class EnvBackend:
             await self._run_episode(env, task, episode)
             return
         try:
-            async with asyncio.timeout_at(episode.deadline):
+            async with episode.clock.limit():
                 await episode.slots.acquire()
         except TimeoutError:
             return
+        episode.clock.start()
         try:
             await self._run_episode(env, task, episode)
         finally:
@@ -174,7 +210,7 @@ class EnvBackend:
     async def _run_episode(self, env: Any, task: Any, episode: _Episode) -> None:
         try:
             made = await env.run_episode(
-                task, self._context, on_trace=episode.traces.append, on_discard=episode.traces.remove
+                task, episode.context, on_trace=episode.traces.append, on_discard=episode.traces.remove
             )
         finally:
             for trace in episode.traces:
@@ -199,10 +235,10 @@ class EnvBackend:
             for seat in self._seats:
                 _watch(getattr(agents, seat), episode, one_slot_each=self._attempts is not None)
             try:
-                async with asyncio.timeout_at(episode.deadline):
+                async with episode.clock.limit():
                     await run(task, agents)
             except TimeoutError:
-                episode.cut_off = asyncio.get_running_loop().time() >= episode.deadline
+                episode.cut_off = episode.clock.is_over()
                 raise
 
         view.run = bounded
@@ -228,7 +264,9 @@ class EnvBackend:
             return [Rollout(None, ended=why) for _ in range(episode.size)]
         complete = len(trained) == episode.size and all(trace.id in episode.finished for trace in trained)
         outcomes = [self._outcome(episode, trace, turns[trace.id], complete) for trace in trained]
-        why = episode.error or "the step's deadline passed before the rollout began"
+        for outcome, seed in zip(outcomes, episode.seeds, strict=False):
+            outcome.seed = seed
+        why = episode.error or f"{episode.clock.whose()} passed before the rollout began"
         return outcomes + [Rollout(None, ended=why) for _ in range(episode.size - len(trained))]
 
     def _outcome(self, episode: _Episode, trace: Any, turns: list[Any], complete: bool) -> Rollout:
@@ -240,7 +278,7 @@ class EnvBackend:
         return Rollout(
             trace=view_of(trace),
             turns=turns,
-            ended="" if trace.id in episode.finished else "the step's deadline passed during the rollout",
+            ended="" if trace.id in episode.finished else f"{episode.clock.whose()} passed during the rollout",
             scoring_error=scoring_error,
             timings={
                 "setup": timing.setup.duration,
@@ -253,19 +291,32 @@ class EnvBackend:
 
 
 def _watch(agent: Any, episode: _Episode, *, one_slot_each: bool) -> None:
-    """Note which rollouts of `agent` come to their end; with `one_slot_each`, each takes one of the slots."""
+    """Note which rollouts of `agent` come to their end, and seed them; with `one_slot_each`, each takes one of the slots."""
     run = agent.run
 
     async def noted(*arguments: Any, **options: Any) -> Any:
         if not one_slot_each:
-            trace = await run(*arguments, **options)
+            trace = await _seeded_run(agent, run, episode)(*arguments, **options)
             episode.finished.add(trace.id)
             return trace
         async with episode.slots:
-            trace = await run(*arguments, **options)
+            episode.clock.start()
+            trace = await _seeded_run(agent, run, episode)(*arguments, **options)
         episode.finished.add(trace.id)
         if episode.on_done is not None:
             episode.on_done(not trace.ok)
         return trace
 
     agent.run = noted
+
+
+def _seeded_run(agent: Any, run: Any, episode: _Episode) -> Any:
+    """`run`, on a copy of the agent whose sampling has the next seed of the episode; `run` itself where there is none."""
+    number, episode.begun = episode.begun, episode.begun + 1
+    seed = episode.seeds[number % episode.size]
+    if seed is None:
+        return run
+    # A shallow copy: the context is all that a rollout takes from the agent by value (verifiers/v1/agent.py 0.3.1, 0.4.0).
+    other = copy.copy(agent)
+    other.ctx = build_v03.seeded(agent.ctx, seed + number // episode.size)
+    return run.__func__.__get__(other)

@@ -37,7 +37,8 @@ def load_backend(config: RunConfig, model: Path, engine_urls: Sequence[str], voc
     from miles_verifiers.rollout.renderers import choose_renderer
 
     rollout = config.rollout
-    limits = Limits(vocab_size, rollout.rollout_max_context_len, rollout.rollout_max_response_len)
+    longest = max(rollout.rollout_max_response_len, rollout.eval_max_response_len or 0)
+    limits = Limits(vocab_size, rollout.rollout_max_context_len, longest)
     deadlines = Deadlines(total=rollout.request_timeout)
     renderer = choose_renderer(config.environment.renderer, model)
     if api == "episodes":

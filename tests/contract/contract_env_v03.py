@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import verifiers.v1 as vf
 
@@ -13,20 +14,36 @@ class EchoData(vf.TaskData):
 
 class EchoConfig(vf.TaskConfig):
     reward: str = "good"
-    """good | raises | nan"""
+    """good | raises | raises once | nan | hangs"""
     group_reward: str = "good"
+    """good | raises | raises once | hangs"""
+    setup: str = "good"
     """good | raises | hangs"""
 
 
 class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
+    async def setup(self, trace: vf.Trace) -> None:
+        if self.config.setup == "raises":
+            raise OSError("no disk")
+        if self.config.setup == "hangs":
+            await asyncio.sleep(60)
+
+    def first(self, what: str, times: int) -> bool:
+        """Whether this is one of the first `times` calls for `what`."""
+        calls = self.__dict__.setdefault("_calls", Counter())
+        calls[what] += 1
+        return bool(calls[what] <= times)
+
     @vf.metric
     async def length(self, trace: vf.Trace) -> float:
         return float(len(trace.last_reply))
 
     @vf.reward
     async def right(self, trace: vf.Trace) -> float:
-        if self.config.reward == "raises":
+        if self.config.reward == "raises" or (self.config.reward == "raises once" and self.first("reward", 4)):
             raise KeyError("no such answer")
+        if self.config.reward == "hangs":
+            await asyncio.sleep(60)
         return float("nan") if self.config.reward == "nan" else float(trace.last_reply == self.data.want)
 
 
@@ -59,7 +76,9 @@ class ContractEnv(vf.Env[ContractEnvConfig]):
                 attempts.create_task(agents.agent.run(task))
 
     async def finalize(self, task: EchoTask, episode: vf.Episode) -> None:
-        if task.config.group_reward == "raises":
+        if task.config.group_reward == "raises" or (
+            task.config.group_reward == "raises once" and task.first("group", 1)
+        ):
             raise ZeroDivisionError("no winner")
         if task.config.group_reward == "hangs":
             await asyncio.sleep(60)

@@ -85,22 +85,31 @@ async def worker(
 
 
 def sessions_of(rollouts: RolloutWorker) -> dict[str, Any]:
-    wire: Any = rollouts._wire
+    assert rollouts._parts is not None
+    wire: Any = rollouts._parts.training.wire
     return getattr(wire, "wire", wire)._sessions
 
 
-async def rows_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, **known: Any) -> list[dict[str, Any]]:
+async def step_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, **known: Any) -> dict[str, Any]:
     async with FakeEngine(handler) as engine, worker(engine, folder, tmp_path, *overrides, **known) as rollouts:
         return await rollouts.generate(0)
+
+
+async def rows_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, **known: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = (await step_of(folder, tmp_path, handler, *overrides, **known))["rows"]
+    return rows
+
+
+STOP = "rollout.max_dropped_groups=1"
+"""Where nothing can be trained on: the second group that is dropped ends the step."""
 
 
 async def test_a_step(qwen3_folder: Path, tmp_path: Path) -> None:
     speaker = Speaker(qwen3_folder)
     async with FakeEngine(speaker) as engine, worker(engine, qwen3_folder, tmp_path) as rollouts:
-        first = await rollouts.generate(0)
-        second = await rollouts.generate(1)
+        step = await rollouts.generate(0)
+        first, second = step["rows"], (await rollouts.generate(1, step["cursor"]))["rows"]
         progress = await rollouts.progress()
-        assert rollouts._wire is not None
         assert not sessions_of(rollouts)  # nothing is kept of sessions that are over
     assert [row["index"] for row in [*first, *second]] == list(range(16))
     assert [row["group_index"] for row in [*first, *second]] == [i // N for i in range(16)]
@@ -176,11 +185,12 @@ async def test_one_bad_reply_is_one_bad_sample(qwen3_folder: Path, tmp_path: Pat
 
 
 async def test_an_empty_reply_is_no_sample(qwen3_folder: Path, tmp_path: Path) -> None:
-    rows = await rows_of(
-        qwen3_folder, tmp_path, lambda request, body: good_reply([], prompt_tokens=len(body["input_ids"]))
-    )
-    assert {(row["status"], row["reward"]) for row in rows} == {("failed", None)}
-    assert all("reply is empty" in row["error"] for row in rows)
+    def nothing(request: Any, body: dict[str, Any]) -> dict[str, Any]:
+        return good_reply([], prompt_tokens=len(body["input_ids"]))
+
+    step = await step_of(qwen3_folder, tmp_path, nothing, STOP)
+    assert (step["rows"], step["ending"], step["dropped"]) == ([], "too many dropped", {"empty reply": 2})
+    assert step["causes"] == {"empty reply": 2 * N}
 
 
 async def test_a_reply_that_is_cut_is_truncated(qwen3_folder: Path, tmp_path: Path) -> None:
@@ -191,19 +201,18 @@ async def test_a_reply_that_is_cut_is_truncated(qwen3_folder: Path, tmp_path: Pa
     assert {(row["status"], row["error"]) for row in rows} == {("truncated", "")}
 
 
-async def test_a_prompt_over_the_context_is_truncated(qwen3_folder: Path, tmp_path: Path) -> None:
+async def test_a_prompt_over_the_context_is_no_sample(qwen3_folder: Path, tmp_path: Path) -> None:
     long = "{ id = 'contract-env', prompt = '" + "x" * 600 + "' }"
-    rows = await rows_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), taskset=long)
-    assert {row["status"] for row in rows} == {"truncated"}
-    assert {row["stop_condition"] for row in rows} == {"context_length"}
-    assert all("exceeds the context" in row["error"] for row in rows)
+    step = await step_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), STOP, taskset=long)
+    assert (step["rows"], step["dropped"]) == ([], {"prompt too long": 2})
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "cause", "logged"),
     [
         (
             "{ group_reward = 'raises' }",
+            "group scoring failed",
             per_api(
                 "scoring: TaskError: task EchoTask group scoring: ZeroDivisionError: no winner",
                 "scoring: EnvError: ContractEnv.finalize(): ZeroDivisionError: no winner",
@@ -211,24 +220,45 @@ async def test_a_prompt_over_the_context_is_truncated(qwen3_folder: Path, tmp_pa
         ),
         (
             "{ group_reward = 'hangs' }",
+            "scoring deadline",
             per_api(
                 "scoring: group rewards took more than 0.5 s",
                 "scoring: TimeoutError: ContractEnv.finalize() exceeded its 0.5s deadline",
             ),
         ),
-        ("{ reward = 'nan' }", "scoring: the reward 'right' is nan"),
-        ("{ reward = 'raises' }", "TaskError: task EchoTask scoring: KeyError"),
+        ("{ reward = 'nan' }", "bad reward", "scoring: the reward 'right' is nan"),
+        ("{ reward = 'raises' }", "scoring failed", "TaskError: task EchoTask scoring: KeyError"),
+        ("{ reward = 'hangs' }", "scoring deadline", "TaskError: scoring timed out"),
+        ("{ setup = 'hangs' }", "setup deadline", "TaskError: task setup timed out"),
+        ("{ setup = 'raises' }", "setup failed", "TaskError: task setup: OSError"),
     ],
 )
-async def test_scoring_that_fails_keeps_the_tokens(qwen3_folder: Path, tmp_path: Path, task: str, said: str) -> None:
+async def test_what_fails_is_counted_under_its_name(
+    qwen3_folder: Path, tmp_path: Path, task: str, cause: str, logged: str
+) -> None:
     taskset = f"{{ id = 'contract-env', task = {task} }}"
-    rows = await rows_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), "rollout.scoring_timeout=0.5", taskset=taskset)
-    assert len(rows) == 8
-    for row in rows:
-        assert (row["status"], row["reward"]) == ("failed", None)
-        assert row["error"].startswith(said)
-        assert row["response_length"] == 3
-        assert row["weight_versions"] == [{"version": "7", "count": 3}]
+    overrides = ("rollout.scoring_timeout=0.5", "rollout.setup_timeout=0.5", STOP)
+    step = await step_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), *overrides, taskset=taskset)
+    assert (step["rows"], step["ending"], step["dropped"]) == ([], "too many dropped", {cause: 2})
+    assert step["causes"] == {cause: 2 * N}
+    assert logged in (tmp_path / "logs" / "rollout.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("task", "retries", "retried"),
+    [
+        ("{ group_reward = 'raises once' }", "rollout.scoring_retries=1", {}),
+        ("{ reward = 'raises once' }", "rollout.rollout_retries=1", {"scoring failed": 2 * N}),
+    ],
+)
+async def test_what_fails_once_is_tried_again(
+    qwen3_folder: Path, tmp_path: Path, task: str, retries: str, retried: dict[str, int]
+) -> None:
+    taskset = f"{{ id = 'contract-env', task = {task} }}"
+    step = await step_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), STOP, retries, taskset=taskset)
+    assert (step["ending"], step["dropped"], step["retried"]) == ("full", {}, retried)
+    assert {(row["status"], row["reward"]) for row in step["rows"]} == {("completed", 1.5)}
+    assert {row["timings"].get("retries", 0.0) for row in step["rows"]} == {1.0 if retried else 0.0}
 
 
 async def stalled(request: Any) -> None:
@@ -241,7 +271,7 @@ async def test_a_stalled_rollout_ends_alone_and_is_aborted_in_the_engine(qwen3_f
         engine.handler = lambda r, b: stalled(r) if next(numbers) == 2 else speaker(r, b)
         async with worker(engine, qwen3_folder, tmp_path, "rollout.rollout_timeout=0.5") as rollouts:
             began = time.monotonic()
-            rows = await rollouts.generate(0)
+            rows = (await rollouts.generate(0))["rows"]
             assert time.monotonic() - began < 10
             await until(lambda: len(engine.aborted) == 1)
     bad = [row for row in rows if row["error"]]
@@ -249,10 +279,24 @@ async def test_a_stalled_rollout_ends_alone_and_is_aborted_in_the_engine(qwen3_f
     assert engine.aborted == [engine.bodies[2]["rid"]]
 
 
-async def test_a_request_over_its_deadline_is_a_failed_sample(qwen3_folder: Path, tmp_path: Path) -> None:
-    rows = await rows_of(qwen3_folder, tmp_path, lambda request, body: stalled(request), "rollout.request_timeout=0.3")
-    assert {row["status"] for row in rows} == {"failed"}
-    assert all(row["error"].startswith("DeadlineExceeded: no complete answer within 0.3 s") for row in rows)
+async def test_a_request_over_its_deadline_is_counted_as_that(qwen3_folder: Path, tmp_path: Path) -> None:
+    overrides = ("rollout.request_timeout=0.3", STOP)
+    step = await step_of(qwen3_folder, tmp_path, lambda request, body: stalled(request), *overrides)
+    assert (step["dropped"], step["causes"]) == ({"request deadline": 2}, {"request deadline": 2 * N})
+
+
+async def test_a_groups_deadline_ends_it_alone_and_aborts_it_in_the_engine(qwen3_folder: Path, tmp_path: Path) -> None:
+    speaker, numbers = Speaker(qwen3_folder), itertools.count()
+    async with FakeEngine() as engine:
+        engine.handler = lambda r, b: stalled(r) if next(numbers) == 2 else speaker(r, b)
+        async with worker(engine, qwen3_folder, tmp_path, "rollout.group_timeout=1.0") as rollouts:
+            step = await rollouts.generate(0)
+            await until(lambda: len(engine.aborted) == 1)
+    # Group rewards want all of a group, so it is dropped and the third task takes its place.
+    assert (step["ending"], len(step["rows"])) == ("full", 2 * N)
+    assert sum(step["dropped"].values()) == 1
+    assert step["causes"]["group deadline"] == 1
+    assert engine.aborted == [engine.bodies[2]["rid"]]
 
 
 async def test_the_steps_deadline_ends_what_is_left_and_keeps_what_is_done(qwen3_folder: Path, tmp_path: Path) -> None:
@@ -265,15 +309,13 @@ async def test_the_steps_deadline_ends_what_is_left_and_keeps_what_is_done(qwen3
     async with FakeEngine(handler) as engine:
         overrides = ("rollout.batch_timeout=1.5", "rollout.max_concurrency=2")
         async with worker(engine, qwen3_folder, tmp_path, *overrides) as rollouts:
-            rows = await rollouts.generate(0)
+            step = await rollouts.generate(0)
             await until(lambda: len(engine.aborted) == 2)
-    assert [row["status"] for row in rows] == ["completed"] * 4 + ["failed"] * 4
-    reasons = sorted(row["error"] for row in rows[N:])
-    assert (
-        reasons
-        == ["the step's deadline passed before the rollout began"] * 2
-        + ["the step's deadline passed during the rollout"] * 2
-    )
+    assert (step["ending"], [row["status"] for row in step["rows"]]) == ("deadline", ["completed"] * N)
+    assert (step["dropped"], step["causes"]) == ({"batch deadline": 1}, {"batch deadline": N})
+    log = (tmp_path / "logs" / "rollout.log").read_text()
+    assert log.count("the step's deadline passed before the rollout began") == 2
+    assert log.count("the step's deadline passed during the rollout") == 2
 
 
 async def test_cancelling_a_step_aborts_it_in_the_engine(qwen3_folder: Path, tmp_path: Path) -> None:
