@@ -12,7 +12,7 @@ nox.options.error_on_external_run = True
 nox.options.reuse_existing_virtualenvs = True
 nox.options.default_venv_backend = "uv"
 
-SOURCES = ("miles_verifiers", "tests", "environments", "noxfile.py")
+SOURCES = ("miles_verifiers", "tests", "bench", "environments", "noxfile.py")
 # Ray and engines need a moment to stop; Nox would kill after 0.3 s.
 INTERRUPT_S, TERMINATE_S = 12.0, 5.0
 COMPILE = (
@@ -123,6 +123,13 @@ def stack(session: nox.Session) -> None:
 def contract(session: nox.Session) -> None:
     """The wire, the rollouts and our environment with real renderers and Verifiers, in the environment's interpreter."""
     _role_tests(session, "contract", "tests/contract", "environments/code_golf_v1/tests")
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """A benchmark against its peer or limit: `-- wire` names it, `-- wire --help` its options. On a quiet machine."""
+    _install(session, "package.txt")
+    session.run("python", "-m", "bench", *session.posargs)
 
 
 @nox.session

@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from verifiers.v1.utils.loaders import default_harness_id, harness_config_type
 from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
-from miles_verifiers.rollout.backend import MODEL_NAME, Sampling
+from miles_verifiers.rollout.backend import Sampling
 from miles_verifiers.rollout.renderers import RendererChoice
 
 log = logging.getLogger(__name__)
@@ -127,9 +126,9 @@ def check_tools(env: Any, tasks: list[Any], renderer: RendererChoice) -> None:
         )
 
 
-def model_context(base_url: str, model: Path, renderer: RendererChoice, how: Sampling) -> Any:
-    """The `vf.ModelContext` of a rollout, which reaches the engine through the gateway at `base_url`."""
-    client = vf.TrainClientConfig.model_validate(
+def client_config(base_url: str, model: Path, renderer: RendererChoice) -> Any:
+    """The `vf.TrainClientConfig` that reaches the engine through the gateway at `base_url`."""
+    return vf.TrainClientConfig.model_validate(
         {
             "base_url": base_url,
             "api_key_var": "MILES_VERIFIERS_NO_KEY",
@@ -137,16 +136,13 @@ def model_context(base_url: str, model: Path, renderer: RendererChoice, how: Sam
             "renderer_model_name": str(model),
         }
     )
-    sampling = vf.SamplingConfig.model_validate(
+
+
+def sampling(how: Sampling) -> Any:
+    """The `vf.SamplingConfig` of a rollout."""
+    return vf.SamplingConfig.model_validate(
         {"temperature": how.temperature, "top_p": how.top_p, "top_k": how.top_k, "max_tokens": how.max_tokens}
     )
-    return vf.ModelContext(model=MODEL_NAME, client=client, sampling=sampling)
-
-
-def seeded(context: Any, seed: int) -> Any:
-    """The same context with a sampling seed; SamplingConfig passes keys that it does not know on to the client."""
-    sampling = {**context.sampling.model_dump(exclude_none=True), "sampling_seed": seed}
-    return replace(context, sampling=vf.SamplingConfig.model_validate(sampling))
 
 
 def _seated(spec: Any, taskset_id: str, environment: EnvironmentSection, rollout: RolloutSection) -> Any:

@@ -8,7 +8,7 @@ What differs from 0.2.x, and what becomes of it (verifiers/v1/trace.py and rollo
 - A prompt over the context ends the rollout under `context_length` in 0.3.1; 0.4.0 only notes a failed call and calls the rollout
   good: it is given the older name.
 - The agent's deadline is an error in 0.3.1 and the stop condition `agent_timeout` in 0.4.0, where the rollout is truncated: both
-  get the older name `harness_timeout`. Deadlines of finalize and scoring in 0.4.0 leave a rollout that is not scored.
+  get the older name `harness_timeout`. Those of setup, finalize and scoring are errors here as in the older versions.
 - Branches that 0.4.0 marks as not trainable (compaction that was tried and thrown away) are left out.
 """
 
@@ -27,7 +27,12 @@ CONTEXT_LENGTH = "context_length"
 HARNESS_TIMEOUT = "harness_timeout"
 _OVER_CONTEXT = ("context length", "prompttoolong", "the first prompt has")
 """Parts of what renderers (client.py, 0.1.10 to 0.1.12), SGLang and the wire say of a prompt that is too long; lower case."""
-_NOT_SCORED = ("finalize_timeout", "scoring_timeout")
+_TIMEOUTS = {
+    "setup_timeout": "task setup timed out",
+    "finalize_timeout": "task finalize timed out",
+    "scoring_timeout": "scoring timed out",
+}
+"""What Verifiers 0.2 and 0.3 say of a deadline (errors.py `boundary`), by the stop condition of 0.4.0."""
 _WIRE_ERRORS = {
     "context_length_exceeded": "PromptTooLong",
     "model_not_found": "ModelUnknown",
@@ -65,6 +70,8 @@ def view_of(trace: Any) -> TraceView:
     error = named_error(last_error.type, last_error.message) if last_error is not None else None
     if error is not None and over_context and error.type in ("ProviderError", "PromptTooLong"):
         error = None
+    if error is None and trace.stop_condition in _TIMEOUTS:
+        error = NamedError("TaskError", _TIMEOUTS[trace.stop_condition])
     timed_out = trace.stop_condition == "agent_timeout" or (error is not None and "agent timeout: " in error.message)
     stop_condition = CONTEXT_LENGTH if over_context else HARNESS_TIMEOUT if timed_out else trace.stop_condition
     return TraceView(
@@ -82,10 +89,8 @@ def scoring_problem(trace: Any) -> str:
     """Why a rollout that did not fail has no complete score, or nothing."""
     if not trace.ok:
         return ""
-    if trace.stop_condition in _NOT_SCORED:
-        return f"the deadline of {trace.stop_condition.removesuffix('_timeout')} passed"
     missing = sorted(name for name, reward in trace.rewards.items() if reward is None)
-    return f"no value was given for the reward {', '.join(map(repr, missing))}" if missing else ""
+    return f"the reward {', '.join(map(repr, missing))} was not given" if missing else ""
 
 
 def named_error(kind: str, message: str) -> NamedError:

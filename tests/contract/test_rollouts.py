@@ -215,17 +215,10 @@ async def test_a_prompt_over_the_context_is_no_sample(qwen3_folder: Path, tmp_pa
             "group scoring failed",
             per_api(
                 "scoring: TaskError: task EchoTask group scoring: ZeroDivisionError: no winner",
-                "scoring: EnvError: ContractEnv.finalize(): ZeroDivisionError: no winner",
+                "scoring: ZeroDivisionError: no winner",
             ),
         ),
-        (
-            "{ group_reward = 'hangs' }",
-            "scoring deadline",
-            per_api(
-                "scoring: group rewards took more than 0.5 s",
-                "scoring: TimeoutError: ContractEnv.finalize() exceeded its 0.5s deadline",
-            ),
-        ),
+        ("{ group_reward = 'hangs' }", "scoring deadline", "scoring: group rewards took more than 0.5 s"),
         ("{ reward = 'nan' }", "bad reward", "scoring: the reward 'right' is nan"),
         ("{ reward = 'raises' }", "scoring failed", "TaskError: task EchoTask scoring: KeyError"),
         ("{ reward = 'hangs' }", "scoring deadline", "TaskError: scoring timed out"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from miles_verifiers import errors
+from miles_verifiers.rollout.causes import cause_of
 from miles_verifiers.rollout.traces import Origin, Rollout, to_sample
 from miles_verifiers.rollout.traces_v03 import named_error, scoring_problem, view_of
 from miles_verifiers.samples import Sample, WeightSpan
@@ -82,14 +83,23 @@ def test_a_good_rollout() -> None:
 def test_a_reward_that_was_not_given_is_a_failed_scoring() -> None:
     sample = sample_of(Trace(rewards={"right": Reward(1.0), "short": None}))
     assert (sample.status, sample.reward) == ("failed", None)
-    assert sample.error == "scoring: no value was given for the reward 'short'"
+    assert sample.error == "scoring: the reward 'short' was not given"
+    assert cause_of(sample) == "bad reward"
     assert sample.tokens
 
 
-@pytest.mark.parametrize("stage", ["finalize", "scoring"])
-def test_a_deadline_of_scoring_is_a_failed_scoring(stage: str) -> None:
+@pytest.mark.parametrize(
+    ("stage", "said", "cause"),
+    [
+        ("setup", "TaskError: task setup timed out", "setup deadline"),
+        ("finalize", "TaskError: task finalize timed out", "scoring deadline"),
+        ("scoring", "TaskError: scoring timed out", "scoring deadline"),
+    ],
+)
+def test_deadlines_are_said_and_counted_as_in_older_versions(stage: str, said: str, cause: str) -> None:
     sample = sample_of(Trace(stop_condition=f"{stage}_timeout"))
-    assert (sample.status, sample.error) == ("failed", f"scoring: the deadline of {stage} passed")
+    assert (sample.status, sample.error, sample.reward) == ("failed", said, None)
+    assert cause_of(sample) == cause
 
 
 def test_the_agents_deadline_truncates() -> None:
