@@ -16,7 +16,8 @@ from miles_verifiers.training import cluster
 
 Tick = Callable[[float], None]
 
-_KEEP_MEMORY = {
+_ON_CPU = {
+    "OMP_WAIT_POLICY": "passive",  # as in the engine: a spinning thread waits in vain for one that has no core
     # glibc gives every large tensor back to the kernel and asks for zeroed pages again: a third of a training step on the
     # CPU was page faults. Kept in the process, the same step took 22 s instead of 35. (The engine gains nothing from it.)
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
@@ -59,7 +60,7 @@ class Trainers:
         # Ray gives an actor without CPUs a single OpenMP thread; the trainer has the machine to itself while it steps.
         env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world_size))}
         if not config.training.num_gpus:
-            env |= _KEEP_MEMORY
+            env |= _ON_CPU
         init_method = f"tcp://127.0.0.1:{free_port()}"
         self._actors = [
             cluster.start_actor(

@@ -44,7 +44,9 @@ class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
             raise KeyError("no such answer")
         if self.config.reward == "hangs":
             await asyncio.sleep(60)
-        return float("nan") if self.config.reward == "nan" else float(trace.last_reply == self.data.want)
+        if self.config.reward == "nan" or trace.last_reply == "nan":
+            return float("nan")
+        return float(trace.last_reply == self.data.want)
 
 
 class ContractConfig(vf.TasksetConfig):
