@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollouts import GOLF, SUBSETS, N, Speaker, rows_of, run_programs_here
+from rollouts import GOLF, STOP, SUBSETS, N, Speaker, rows_of, run_programs_here, step_of
 
 CONTEXT = "rollout.rollout_max_context_len=8192"
+BASH = "environment.harness='bash'"
 ONE = "rollout.rollout_batch_size=1"
 
 
@@ -28,7 +29,6 @@ async def test_best_of_n(qwen3_folder: Path, tmp_path: Path) -> None:
     assert [row["reward"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
     assert [row["metrics"]["best"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
     assert {row["metrics"]["pass_at_n"] for row in rows} == {1.0}
-    assert {row["environment"] for row in rows} == {f"best-of-n+{GOLF}"}
 
 
 async def test_user_simulator(qwen3_folder: Path, tmp_path: Path) -> None:
@@ -71,5 +71,7 @@ async def test_tools_need_a_renderer_that_knows_them(
 ) -> None:
     """Control: the default renderer has no tools, which fails every rollout by name."""
     run_programs_here(monkeypatch, tmp_path)
-    rows = await rows_of(unknown_folder, tmp_path, Speaker(unknown_folder), ONE, CONTEXT, "environment.harness='bash'")
-    assert rows == []
+    overrides = (ONE, CONTEXT, BASH, STOP, "rollout.n_samples_per_prompt=2")
+    step = await step_of(unknown_folder, tmp_path, Speaker(unknown_folder), *overrides)
+    assert (step["rows"], step["ending"]) == ([], "too many dropped")
+    assert "tools" in (tmp_path / "logs" / "rollout.log").read_text()
