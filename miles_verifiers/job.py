@@ -27,7 +27,7 @@ from miles_verifiers.plan import Command, convert_command, preflight_command, tr
 from miles_verifiers.provision.models import check_model_folder, ensure_model, parse_source
 from miles_verifiers.provision.roles import Roles, environment_folder, environment_lock, gpus_needed
 from miles_verifiers.provision.stack import image_stack
-from miles_verifiers.rundir import RunDir
+from miles_verifiers.rundir import RunDir, env_role
 from miles_verifiers.verify import Report, verify
 
 PHASES = ("prepare", "convert", "train", "verify")
@@ -48,7 +48,9 @@ class Job:
         with console.phase("prepare", self.run.log), self._recorded("prepare", fingerprint(self.config)) as finish:
             roles = Roles.of(self.config, self.cache, log=self.run.log, offline=self._offline)
             self.manifest.stack = roles.base().stack_versions
-            pythons = {"stack": roles.stack(), "env": roles.env(self.config.environment)}
+            pythons = {"stack": roles.stack()}
+            for number, environment in enumerate(self.config.all_environments):
+                pythons[env_role(number)] = roles.env(environment)
             source = parse_source(self.config.model.source)
             model = ensure_model(source, cache=self.cache, stack_python=pythons["stack"], offline=self._offline)
             for role, python in pythons.items():
@@ -138,8 +140,9 @@ def opened(config: RunConfig, run: RunDir, cache: Path, *, offline: bool = False
     source = parse_source(config.model.source)
     if source.scheme == "path":
         check_model_folder(Path(source.name).expanduser())
-    environment_folder(config.environment.source)
-    environment_lock(config.environment.verifiers)
+    for environment in config.all_environments:
+        environment_folder(environment.source)
+        environment_lock(environment.verifiers)
     if gpus_needed(config):
         image_stack(gpus_needed(config))
     if manifest_path(run.path).exists():

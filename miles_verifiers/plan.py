@@ -11,7 +11,7 @@ import uv
 from miles_verifiers.config import RunConfig
 from miles_verifiers.provision.roles import base_recipe, environment_folder, environment_lock, gpus_needed, locks
 from miles_verifiers.provision.stack import candidate_python
-from miles_verifiers.rundir import RunDir
+from miles_verifiers.rundir import RunDir, env_role
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """For processes that work on local folders only: a look-up in a hub would wait for minutes where there is none."""
@@ -90,13 +90,14 @@ def convert_command(config: RunConfig, run: RunDir) -> Command:
 def train_command(config: RunConfig, run: RunDir) -> Command:
     step = config.rollout.batch_timeout + config.training.step_timeout + config.training.sync_timeout
     start = config.engine.start_timeout + config.training.load_timeout
+    evaluations = 2 + config.training.num_steps // config.rollout.eval_interval if config.rollout.eval_interval else 0
     return Command(
         "train",
         f"{config.training.num_steps} step(s) of rollouts and GRPO",
         (str(run.python("stack")), "-P", "-m", "miles_verifiers.training.loop", str(run.path)),
         (str(run.path / "dump" / "rollout"), str(run.path / "metrics.jsonl"), str(run.checkpoints)),
         {**OFFLINE, **_RAY},
-        timeout=start + config.training.num_steps * step,
+        timeout=start + config.training.num_steps * step + evaluations * config.rollout.eval_timeout,
     )
 
 
@@ -132,15 +133,16 @@ def _venv_commands(config: RunConfig, cache: Path) -> list[Command]:
             (f"{cache}{os.sep}venvs{os.sep}stack-<hash>",),
         )
     )
-    lock, folder = environment_lock(config.environment.verifiers), environment_folder(config.environment.source)
-    commands.append(
-        Command(
-            "prepare",
-            f"role env: Verifiers {config.environment.verifiers} and {folder.name} over {below}",
-            (*install, str(lock), "&&", uv_bin, "pip", "install", str(folder)),
-            (f"{cache}{os.sep}venvs{os.sep}env-<hash>",),
+    for number, environment in enumerate(config.all_environments):
+        lock, folder = environment_lock(environment.verifiers), environment_folder(environment.source)
+        commands.append(
+            Command(
+                "prepare",
+                f"role {env_role(number)}: Verifiers {environment.verifiers} and {folder.name} over {below}",
+                (*install, str(lock), "&&", uv_bin, "pip", "install", str(folder)),
+                (f"{cache}{os.sep}venvs{os.sep}env-<hash>",),
+            )
         )
-    )
     commands.append(
         Command("prepare", "the model", ("(in this process)", config.model.source), (str(cache / "models"),))
     )

@@ -62,6 +62,8 @@ def server_argv(
     if config.device == "cuda":
         arguments["tensor-parallel-size"] = config.gpus_per_engine
     pairs = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+    if config.enable_deterministic_inference:
+        pairs.append("--enable-deterministic-inference")
     # /health generates a token before it says yes, so a warm-up of its own adds nothing.
     device = list(_CPU_ARGUMENTS) if config.device == "cpu" else []
     return [*command, *pairs, "--skip-server-warmup", *device, *config.extra_args]

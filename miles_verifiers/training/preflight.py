@@ -16,11 +16,11 @@ from typing import Any
 
 from miles_verifiers import config as configuration
 from miles_verifiers import process, progress
-from miles_verifiers.errors import ComponentError, RolloutError
-from miles_verifiers.rollout.worker import RolloutWorker
-from miles_verifiers.rundir import RunDir
+from miles_verifiers.errors import ComponentError
+from miles_verifiers.rundir import RunDir, env_role
 from miles_verifiers.training import cluster
 from miles_verifiers.training.loop import vocabulary_size
+from miles_verifiers.training.rollouts import Rollouts
 
 _STACK_MODULES = {
     "torch": "torch",
@@ -63,23 +63,18 @@ def main(run_dir: Path) -> None:
     progress.report("preflight: starting Ray")
     with cluster.local_cluster(num_gpus=0):
         stack = cluster.start_actor(StackWorker, python=run.python("stack"))
-        env = cluster.start_actor(
-            RolloutWorker,
-            config.model_dump(),
-            str(model),
-            ["http://127.0.0.1:9"],  # nothing is generated in a preflight; there is no engine yet
-            vocabulary_size(model),
-            str(run.logs / "preflight.log"),
-            python=run.python("env"),
-        )
+        # Nothing is generated in a preflight; there is no engine yet.
+        workers = Rollouts(config, run, model, ["http://127.0.0.1:9"], vocabulary_size(model), log="preflight")
         progress.report("preflight: a look from inside the workers")
         (seen_stack,) = cluster.wait([stack.look.remote()], what="the stack's preflight", timeout=_TIMEOUT_S)
-        (seen_env,) = cluster.wait(
-            [env.preflight.remote()], what="the environment's preflight", timeout=_TIMEOUT_S, error=RolloutError
-        )
+        seen_envs = workers.wait_ready(timeout=_TIMEOUT_S)
     check_interpreter("stack", seen_stack["executable"], run.python("stack"))
-    check_interpreter("env", seen_env["executable"], run.python("env"))
-    print(json.dumps({"stack": seen_stack, "env": seen_env}))
+    seen = {"stack": seen_stack}
+    for number, seen_env in enumerate(seen_envs):
+        role = env_role(number)
+        check_interpreter(role, seen_env["executable"], run.python(role))
+        seen[role] = seen_env
+    print(json.dumps(seen))
 
 
 if __name__ == "__main__":

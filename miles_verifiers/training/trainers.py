@@ -47,6 +47,9 @@ class TrainerActor:
     def save(self, root: str, iteration: int, extra: dict[str, Any]) -> None:
         self._trainer.save(Path(root), iteration, extra)
 
+    def annotate(self, root: str, iteration: int, extra: dict[str, Any]) -> None:
+        self._trainer.annotate(Path(root), iteration, extra)
+
 
 class Trainers:
     """All ranks. Every method calls all of them, since each is a collective, and returns rank 0's answer."""
@@ -104,6 +107,10 @@ class Trainers:
         self._all(
             "save", str(root), iteration, extra, what="saving a checkpoint", timeout=self._config.training.load_timeout
         )
+
+    def annotate(self, root: Path, iteration: int, extra: dict[str, Any]) -> None:
+        """Replace the `extra` of a checkpoint that is there."""
+        self._all("annotate", str(root), iteration, extra, what="noting the place in the tasks", timeout=60)
 
     def _all(self, method: str, *arguments: Any, what: str, timeout: float, on_tick: Tick = lambda _: None) -> Any:
         refs = [getattr(actor, method).remote(*arguments) for actor in self._actors]
