@@ -132,7 +132,7 @@ def client_config(base_url: str, model: Path, renderer: RendererChoice) -> Any:
         {
             "base_url": base_url,
             "api_key_var": "MILES_VERIFIERS_NO_KEY",
-            "renderer": {"name": renderer.name},
+            "renderer": {"name": renderer.name, **renderer.settings},
             "renderer_model_name": str(model),
         }
     )
