@@ -28,7 +28,7 @@ from miles_verifiers.rollout.renderers import RendererChoice
 
 log = logging.getLogger(__name__)
 
-MAX_TASKS = 10_000
+MAX_TASKS = 1024
 """Tasks that are taken of an endless taskset."""
 _ATTEMPTS = ("attempts", "n")
 """Fields in which an environment's config may say how often one episode attempts its task."""
