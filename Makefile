@@ -35,6 +35,7 @@ ci-short: $(NOX)  ## what every commit must pass
 	$(NOX) -s lint types fast stack contract prepare convert e2e_verifiers
 
 ci-long: ci-short  ## the same, that it survives faults, and that it learns
+	$(NOX) -s compat
 	$(NOX) -s faults
 	$(MAKE) learn
 
