@@ -22,6 +22,7 @@ from miles_verifiers.verify import verify
 
 RUN_DIR_VARIABLE = "MILES_E2E_RUN_DIR"
 MODEL_DIR_VARIABLE = "MILES_E2E_MODEL_DIR"
+MEGATRON_VARIABLE = "MILES_E2E_MEGATRON_PATH"
 ENVIRONMENT_VARIABLE = "VERIFIERS_CONFIG"
 
 
@@ -128,9 +129,21 @@ def _settings(arguments: argparse.Namespace) -> config.RunConfig:
     model_dir = os.environ.get(MODEL_DIR_VARIABLE)
     if model_dir:
         overrides.append(f"model.source={json.dumps(f'path:{Path(model_dir).resolve()}')}")
+    megatron = os.environ.get(MEGATRON_VARIABLE)
+    if megatron:
+        overrides.append(f"training.megatron_path={json.dumps(str(Path(megatron).resolve()))}")
+    _report_variables()
     settings = config.load(profile, arguments.config, overrides)
     environment = os.environ.get(ENVIRONMENT_VARIABLE)
     return config.with_environment(settings, Path(environment)) if environment else settings
+
+
+def _report_variables() -> None:
+    """Say which variables of the user's have no effect, so that nobody looks for it."""
+    for name, value in process.redirections().items():
+        console.err.print(
+            f"{name}={value} is left out of every child: each role has an interpreter of its own", markup=False
+        )
 
 
 def _run_dir(arguments: argparse.Namespace, settings: config.RunConfig) -> RunDir:

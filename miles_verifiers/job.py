@@ -19,13 +19,14 @@ import tomli_w
 from filelock import FileLock, Timeout
 from pydantic import JsonValue
 
-from miles_verifiers import console, files, memory, process, progress
+from miles_verifiers import console, environ, files, memory, process, progress
 from miles_verifiers.config import RunConfig
 from miles_verifiers.errors import HostError, InputError
 from miles_verifiers.manifest import Manifest, PhaseRecord, fingerprint, manifest_path
 from miles_verifiers.plan import Command, convert_command, preflight_command, train_command
+from miles_verifiers.provision import environments
 from miles_verifiers.provision.models import check_model_folder, ensure_model, parse_source
-from miles_verifiers.provision.roles import Roles, environment_folder, environment_lock, gpus_needed
+from miles_verifiers.provision.roles import Roles, environment_lock, gpus_needed, megatron_folder
 from miles_verifiers.provision.stack import image_stack
 from miles_verifiers.rundir import RunDir
 from miles_verifiers.verify import Report, verify
@@ -110,7 +111,8 @@ class Job:
         """Run one of the plan's commands; its last line is its result as JSON."""
         with _short_folder() as temporary:
             # Whatever a library leaves in a temporary folder or in a cache of its own is gone with this one.
-            env = process.without_secrets(process.child_environment()) | command.environment
+            env = environ.without_secrets(process.child_environment()) | command.environment
+            env |= {name: os.environ[name] for name in self.config.environment.pass_variables if name in os.environ}
             env |= {"TMPDIR": temporary, "SGLANG_CACHE_DIR": temporary}
             lines = process.run(
                 command.argv, what=command.what, timeout=command.timeout, log=self.run.log, env=env, cwd=self.run.path
@@ -138,8 +140,10 @@ def opened(config: RunConfig, run: RunDir, cache: Path, *, offline: bool = False
     source = parse_source(config.model.source)
     if source.scheme == "path":
         check_model_folder(Path(source.name).expanduser())
-    environment_folder(config.environment.source)
+    environments.parse(config.environment.source)
     environment_lock(config.environment.verifiers)
+    if config.training.megatron_path is not None:
+        megatron_folder(config.training.megatron_path)
     if gpus_needed(config):
         image_stack(gpus_needed(config))
     if manifest_path(run.path).exists():

@@ -9,7 +9,8 @@ from pathlib import Path
 import uv
 
 from miles_verifiers.config import RunConfig
-from miles_verifiers.provision.roles import base_recipe, environment_folder, environment_lock, gpus_needed, locks
+from miles_verifiers.provision import environments
+from miles_verifiers.provision.roles import base_recipe, environment_lock, gpus_needed, locks
 from miles_verifiers.provision.stack import candidate_python
 from miles_verifiers.rundir import RunDir
 
@@ -132,12 +133,13 @@ def _venv_commands(config: RunConfig, cache: Path) -> list[Command]:
             (f"{cache}{os.sep}venvs{os.sep}stack-<hash>",),
         )
     )
-    lock, folder = environment_lock(config.environment.verifiers), environment_folder(config.environment.source)
+    lock, source = environment_lock(config.environment.verifiers), environments.parse(config.environment.source)
+    by_prime = ("prime", "env", "install") if source.kind == "hub" else (uv_bin, "pip", "install")
     commands.append(
         Command(
             "prepare",
-            f"role env: Verifiers {config.environment.verifiers} and {folder.name} over {below}",
-            (*install, str(lock), "&&", uv_bin, "pip", "install", str(folder)),
+            f"role env: Verifiers {config.environment.verifiers} and {Path(source.place).name} over {below}",
+            (*install, str(lock), "&&", *by_prime, config.environment.source),
             (f"{cache}{os.sep}venvs{os.sep}env-<hash>",),
         )
     )

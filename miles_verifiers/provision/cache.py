@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -12,6 +12,16 @@ from miles_verifiers import progress
 from miles_verifiers.errors import ComponentError, HostError
 
 LOCK_TIMEOUT_S = 2400.0
+
+
+USED = ".used"
+"""In every entry; its time is that of the last use."""
+
+
+def mark_used(entry: Path) -> None:
+    """Note that `entry` is used now, for `prune`. A cache that this user may only read is no error."""
+    with suppress(OSError):
+        (entry / USED).touch()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import uv
 
+from miles_verifiers import process
 from miles_verifiers.errors import MilesVerifiersError
 from miles_verifiers.provision.roles import base_recipe
 from miles_verifiers.provision.stack import candidate_python, find_gpus, pick_profile, probe
@@ -127,7 +128,7 @@ def _shared_memory() -> Finding:
 
 
 def _variables() -> Finding:
-    dropped = [name for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV") if os.environ.get(name)]
+    dropped = sorted(process.redirections())
     ours = [name for name in os.environ if name.startswith(("MILES_", "VERIFIERS_CONFIG"))]
     found = f"set for us: {', '.join(sorted(ours)) or 'none'}"
     return Finding("variables", found + (f"; not passed on to roles: {', '.join(dropped)}" if dropped else ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import ray
 
-from miles_verifiers import process, progress
+from miles_verifiers import environ, process, progress
 from miles_verifiers.errors import ComponentError, MilesVerifiersError
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -46,16 +47,26 @@ def local_cluster(num_gpus: int, folder: Path | None = None) -> Iterator[None]:
 
 
 def start_actor(
-    cls: type, *arguments: Any, python: Path, env: Mapping[str, str] | None = None, num_gpus: float = 0
+    cls: type,
+    *arguments: Any,
+    python: Path,
+    env: Mapping[str, str] | None = None,
+    num_gpus: float = 0,
+    pass_variables: Sequence[str] | None = None,
 ) -> ray.actor.ActorHandle:
     """An actor of `cls` in the interpreter `python`; returns at once.
+
+    `pass_variables` puts it, for foreign code, under the allow-list of `environ` with these names added; None lets it have
+    the driver's variables.
 
     A wrong interpreter gives no error in Ray, only a worker that is started again and again: see to it that `python` was
     probed, and wait for the actor with a deadline.
     """
     # An actor's output reaches the log with a prefix, so that marked progress lines would be noise there.
     env_vars = {"PYTHONPATH": "", progress.CHILD_VARIABLE: "", **(env or {})}
-    runtime_env = {"py_executable": str(python), "env_vars": env_vars}
+    command = [str(python)] if pass_variables is None else environ.launcher(str(python), pass_variables)
+    # Ray joins it with the worker's arguments into a line for bash (ray/_private/runtime_env/context.py, 2.60).
+    runtime_env = {"py_executable": shlex.join(command), "env_vars": env_vars}
     # num_cpus=0: on two cores the actors take turns by design; Ray must not make one wait for the other.
     options = {"num_cpus": 0, "num_gpus": num_gpus, "max_restarts": 0, "runtime_env": runtime_env}
     return ray.remote(cls).options(**options).remote(*arguments)

@@ -68,6 +68,7 @@ class Loop:
             vocabulary_size(model),
             str(run.logs / "rollout.log"),
             python=run.python("env"),
+            pass_variables=config.environment.pass_variables,
         )
         self._engines.wait_ready()
         loaded = self._trainers.wait_loaded(self._tick("loading the trainer"))
