@@ -15,6 +15,16 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
+RAY = {
+    # Ray writes an authentication token into the home folder otherwise; all of its ports are on loopback here.
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_COLOR_PREFIX": "0",
+    # Ray copies a driver's `uv run` to its workers, which would put them into another venv than their role's.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
+"""For drivers of Ray."""
+
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE_?KEY|^AWS_|^WANDB_|^AZURE_|^GOOGLE_|^GITHUB_", re.I
 )

@@ -24,7 +24,7 @@ from miles_verifiers.config import RunConfig
 from miles_verifiers.errors import HostError, InputError
 from miles_verifiers.manifest import Manifest, PhaseRecord, fingerprint, manifest_path
 from miles_verifiers.plan import Command, convert_command, preflight_command, train_command
-from miles_verifiers.provision import environments
+from miles_verifiers.provision import environments, expectations
 from miles_verifiers.provision.models import check_model_folder, ensure_model, parse_source
 from miles_verifiers.provision.roles import Roles, environment_lock, gpus_needed, megatron_folder
 from miles_verifiers.provision.stack import image_stack
@@ -56,6 +56,9 @@ class Job:
                 _link(self.run.path / "venvs" / role, python.parent.parent)
             _link(self.run.model(self.config.model.source), model)
 
+            environment = self.config.environment
+            expected = [roles.expected_stack(pythons["stack"]), roles.expected_env(pythons["env"], environment)]
+            expectations.write(self.run.expected, expected)
             made: list[JsonValue] = [*(python.parent.parent.name for python in pythons.values()), model.name]
             if before is not None and before.finished and before.figures.get("made") == made:
                 figures = before.figures  # nothing changed since the workers were looked at

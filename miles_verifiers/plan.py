@@ -8,6 +8,7 @@ from pathlib import Path
 
 import uv
 
+from miles_verifiers import environ
 from miles_verifiers.config import RunConfig
 from miles_verifiers.provision import environments
 from miles_verifiers.provision.roles import base_recipe, environment_lock, gpus_needed, locks
@@ -61,7 +62,7 @@ def preflight_command(run: RunDir) -> Command:
         "preflight: a look from inside a Ray worker of each role",
         (str(run.python("stack")), "-P", "-m", "miles_verifiers.training.preflight", str(run.path)),
         (),
-        {**OFFLINE, **_RAY},
+        {**OFFLINE, **environ.RAY},
         timeout=300,
     )
 
@@ -96,19 +97,9 @@ def train_command(config: RunConfig, run: RunDir) -> Command:
         f"{config.training.num_steps} step(s) of rollouts and GRPO",
         (str(run.python("stack")), "-P", "-m", "miles_verifiers.training.loop", str(run.path)),
         (str(run.path / "dump" / "rollout"), str(run.path / "metrics.jsonl"), str(run.checkpoints)),
-        {**OFFLINE, **_RAY},
+        {**OFFLINE, **environ.RAY},
         timeout=start + config.training.num_steps * step,
     )
-
-
-_RAY = {
-    # Ray writes an authentication token into the home folder otherwise; all of its ports are on loopback here.
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_COLOR_PREFIX": "0",
-    # Ray copies a driver's `uv run` to its workers, which would put them into another venv than their role's.
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-}
 
 
 def _venv_commands(config: RunConfig, cache: Path) -> list[Command]:

@@ -13,7 +13,7 @@ from miles_verifiers.provision import hub
 from miles_verifiers.provision.recipes import Recipe, locked_versions, without
 
 INSTALL_TIMEOUT_S = 1800.0
-_TRIED = ("verifiers", "renderers")
+TRIED = ("verifiers", "renderers")
 """What an environment's package may not move away from the lock: the rollouts were tried with these versions."""
 _NEWS = re.compile(r"(Downloading|Downloaded|Preparing|Prepared|Building|Built|Installed|Bytecode)")
 
@@ -95,7 +95,7 @@ def _pins(recipe: Recipe) -> str:
     versions: dict[str, str] = {}
     for lock in recipe.locks:
         versions |= locked_versions(lock)
-    return "".join(f"{name}=={versions[name]}\n" for name in _TRIED if name in versions)
+    return "".join(f"{name}=={versions[name]}\n" for name in TRIED if name in versions)
 
 
 def _python(venv: Path) -> Path:

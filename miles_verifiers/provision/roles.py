@@ -15,8 +15,10 @@ from miles_verifiers import resources
 from miles_verifiers.config import EnvironmentSection, RunConfig
 from miles_verifiers.errors import ConfigError, HostError
 from miles_verifiers.provision import environments, venvs
+from miles_verifiers.provision.expectations import Expected
+from miles_verifiers.provision.install import TRIED
 from miles_verifiers.provision.looks import look_at
-from miles_verifiers.provision.recipes import Recipe, normalised
+from miles_verifiers.provision.recipes import Recipe, locked_versions, normalised
 from miles_verifiers.provision.stack import Interpreter, candidate_python, image_stack, probe
 
 _BASE_BYTES = 9_000_000_000
@@ -68,6 +70,18 @@ class Roles:
     def contract(self, environment: EnvironmentSection) -> Path:
         """Python of the role `contract`."""
         return self._env("contract", environment, locks() / "test.txt")
+
+    def expected_stack(self, python: Path) -> Expected:
+        """What a worker of the role `stack`, whose interpreter is `python`, should see."""
+        first = (megatron_folder(self._megatron),) if self._megatron else ()
+        return Expected("stack", python, self.base().stack_versions, frozenset(), self.base().site_packages, first)
+
+    def expected_env(self, python: Path, environment: EnvironmentSection) -> Expected:
+        """What a worker of the role `env`, whose interpreter is `python`, should see."""
+        locked = locked_versions(environment_lock(environment.verifiers))
+        versions = {name: version for name, version in locked.items() if name in TRIED}
+        own = frozenset({*TRIED, "openai", *_names(environment.allow_shadow)})
+        return Expected("env", python, self.base().stack_versions | versions, own, self.base().site_packages)
 
     def test(self) -> Path:
         """Python of the role `test`."""

@@ -28,22 +28,37 @@ def local_cluster(num_gpus: int, folder: Path | None = None) -> Iterator[None]:
     Its sockets and logs go into `folder`, by default the process's temporary folder, which whoever started the process
     removes. That must have a short path: the address of a unix socket may have 107 characters.
     """
-    ray.init(
-        address="local",
-        num_cpus=os.cpu_count(),
-        num_gpus=num_gpus,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        logging_level="warning",
-        log_to_driver=True,
-        _temp_dir=str((folder or Path(tempfile.gettempdir())) / "ray"),
-        _node_ip_address="127.0.0.1",
-    )
+    temporary = folder or Path(tempfile.gettempdir())
+    with _in_an_empty_folder(temporary):
+        ray.init(
+            address="local",
+            num_cpus=os.cpu_count(),
+            num_gpus=num_gpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            logging_level="warning",
+            log_to_driver=True,
+            _temp_dir=str(temporary / "ray"),
+            _node_ip_address="127.0.0.1",
+        )
     process.arm()
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _in_an_empty_folder(parent: Path) -> Iterator[None]:
+    """Ray puts the driver's working folder on every worker's import path (ray/_private/worker.py, 2.60); in the run directory
+    that would make packages of its folders."""
+    before, empty = Path.cwd(), parent / "cwd"
+    empty.mkdir(exist_ok=True)
+    os.chdir(empty)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def start_actor(

@@ -333,8 +333,8 @@ async def test_preflight_says_what_is_really_there(qwen3_folder: Path, tmp_path:
     async with FakeEngine() as engine, worker(engine, qwen3_folder, tmp_path) as rollouts:
         found = await rollouts.preflight()
     assert found["executable"] == sys.executable
-    assert found["verifiers"]["version"] == "0.2.0"
-    assert found["renderers"]["origin"].endswith("renderers/__init__.py")
+    assert found["packages"]["verifiers"]["version"] == "0.2.0"
+    assert found["packages"]["renderers"]["origin"].endswith("renderers/__init__.py")
     assert found["environment"]["origin"].endswith("contract_env.py")
     assert found["environment"]["n_tasks"] == 3
     assert (found["renderer"], found["harness"]) == ("qwen3", "inline")
