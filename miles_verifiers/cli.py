@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from miles_verifiers import __version__, config, console, job, plan, process
+from miles_verifiers import __version__, config, console, files, job, plan, process
 from miles_verifiers.errors import Interrupted, MilesVerifiersError
 from miles_verifiers.provision import doctor
 from miles_verifiers.provision.roles import Roles
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     process.adopt_orphans()
     process.die_with_parent()
     try:
-        with process.interruptible():
+        with process.interruptible(), files.disk_errors_named():
             code: int = arguments.run(arguments)
     except Interrupted as error:
         console.fail(f"{error}; the same command goes on where it stopped")

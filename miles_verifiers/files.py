@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,36 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from miles_verifiers.errors import HostError
+
+_OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+
+
+def disk_error(error: BaseException) -> HostError | None:
+    """`error` as what the user can mend, where it says that the disk took no more; else None.
+
+    Safetensors and torch wrap the system's error in classes of their own, so the text counts as well as the number.
+    """
+    of_the_disk = isinstance(error, OSError) and error.errno in _OF_THE_DISK
+    if not of_the_disk and os.strerror(errno.ENOSPC) not in str(error):
+        return None
+    reason = error.strerror if isinstance(error, OSError) else os.strerror(errno.ENOSPC)
+    return HostError(
+        f"the disk took no more: {reason}",
+        where=str(getattr(error, "filename", None) or "the run directory, the cache or the temporary folder"),
+        next_step="free some space; the same command goes on where it stopped",
+    )
+
+
+@contextmanager
+def disk_errors_named() -> Iterator[None]:
+    """Within the block an error of the disk that nobody expected is raised as HostError; others pass."""
+    try:
+        yield
+    except OSError as error:
+        named = disk_error(error)
+        if named is None:
+            raise
+        raise named from error
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import psutil
 
-from miles_verifiers import errors, progress
+from miles_verifiers import errors, files, progress
 from miles_verifiers.errors import ComponentError, Interrupted, MilesVerifiersError, ProcessFailed
 
 PARENT_VARIABLE = "MILES_VERIFIERS_PARENT"
@@ -210,7 +210,7 @@ def main_of_child(body: Callable[[], None]) -> int:
     """
     die_with_parent()
     try:
-        with interruptible():
+        with interruptible(), files.disk_errors_named():
             body()
     except MilesVerifiersError as error:
         print(_ERROR_MARK + _dump_error(error), flush=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from miles_verifiers import environ, process, progress
+from miles_verifiers import environ, files, process, progress
 from miles_verifiers.errors import ComponentError, MilesVerifiersError
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -122,6 +122,8 @@ def _get(ref: Any, what: str, error: type[ComponentError]) -> Any:
         cause = failed.cause
         if isinstance(cause, MilesVerifiersError):
             raise cause from None
+        if (of_the_disk := files.disk_error(cause)) is not None:
+            raise of_the_disk from failed
         last = str(failed).strip().splitlines()[-1]
         raise error(f"{what} failed: {last}", next_step="the traceback is in run.log") from failed
     except ray.exceptions.RayActorError as died:

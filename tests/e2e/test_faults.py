@@ -35,10 +35,22 @@ SETTINGS = (
 class Run:
     """A `miles-verifiers train` of its own, all of whose processes carry a mark in their environment."""
 
-    def __init__(self, folder: Path, *more: str) -> None:
+    def __init__(self, folder: Path, *more: str, within: tuple[str, ...] = ()) -> None:
+        """`within` is a command that starts the rest, for example in another namespace."""
         self.mark = uuid.uuid4().hex
         self.folder = folder
-        argv = [sys.executable, "-P", "-m", "miles_verifiers", "train", "--run-dir", str(folder), *SETTINGS, *more]
+        argv = [
+            *within,
+            sys.executable,
+            "-P",
+            "-m",
+            "miles_verifiers",
+            "train",
+            "--run-dir",
+            str(folder),
+            *SETTINGS,
+            *more,
+        ]
         self.process = subprocess.Popen(
             argv,
             stdout=subprocess.PIPE,
@@ -179,3 +191,66 @@ def test_a_port_in_use_is_the_users_to_change(folder: Path) -> None:
         assert run.end(timeout=300) == 2
     assert f"port {port} cannot be used" in run.text
     assert "engine.port" in run.text
+
+
+class SmallDisk:
+    """A disk of its own in memory, seen by those who are started `within`; `fill` leaves no room, `make_room` does."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        mount = f"mount -t tmpfs -o size=4g none '{folder}' && echo ready && exec sleep 3600"
+        self._holder = subprocess.Popen(
+            ["unshare", "--mount", "--map-root-user", "sh", "-c", mount], stdout=subprocess.PIPE, text=True
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == "ready\n", "a mount namespace is needed for this test"
+        pid = str(self._holder.pid)
+        self.within = ("nsenter", "--user", "--mount", "--preserve-credentials", "--target", pid)
+
+    def fill(self) -> None:
+        self._remount(self._used() + 16 * 1024)
+
+    def make_room(self) -> None:
+        self._remount(4 * 2**30)
+
+    def path(self, inside: Path) -> Path:
+        """`inside` as seen from out here."""
+        return Path(f"/proc/{self._holder.pid}/root{inside}")
+
+    def close(self) -> None:
+        self._holder.kill()
+        self._holder.communicate()
+
+    def _used(self) -> int:
+        seen = os.statvfs(self.path(self.folder))
+        return (seen.f_blocks - seen.f_bfree) * seen.f_frsize
+
+    def _remount(self, size: int) -> None:
+        command = [*self.within, "mount", "-o", f"remount,size={size}", str(self.folder)]
+        subprocess.run(command, check=True, capture_output=True, timeout=10)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    disk = SmallDisk(tmp_path / "disk")
+    yield disk
+    disk.close()
+
+
+@pytest.mark.timeout(900)
+def test_a_disk_that_fills_up_is_named_and_the_run_goes_on_afterwards(folder: Path, small_disk: SmallDisk) -> None:
+    run_dir = small_disk.folder / "run"
+    for stage in ("conversion: ", "step 2: rollouts"):
+        run = Run(run_dir, within=small_disk.within)
+        run.wait_for(stage)
+        small_disk.fill()
+        code = run.end(timeout=120)
+        assert code == 2, run.text
+        assert "No space left on device" in run.text
+        assert "Traceback" not in run.text
+        assert run.gone_within(1.0)
+        small_disk.make_room()
+    run = Run(run_dir, within=small_disk.within)
+    assert run.end(timeout=300) == 0, run.text
+    assert Manifest.load(small_disk.path(run_dir)).phases["train"].figures["resumed_at"] == 1
