@@ -25,6 +25,7 @@ from miles_verifiers.errors import HostError, InputError
 from miles_verifiers.manifest import Manifest, PhaseRecord, fingerprint, manifest_path
 from miles_verifiers.plan import Command, convert_command, preflight_command, train_command
 from miles_verifiers.provision import environments, expectations
+from miles_verifiers.provision import fingerprint as fingerprints
 from miles_verifiers.provision.models import check_model_folder, ensure_model, parse_source
 from miles_verifiers.provision.roles import Roles, environment_lock, gpus_needed, megatron_folder
 from miles_verifiers.provision.stack import image_stack
@@ -48,7 +49,7 @@ class Job:
         before = self.manifest.phases.get("prepare")
         with console.phase("prepare", self.run.log), self._recorded("prepare", fingerprint(self.config)) as finish:
             roles = Roles.of(self.config, self.cache, log=self.run.log, offline=self._offline)
-            self.manifest.stack = roles.base().stack_versions
+            self.manifest.stack = fingerprints.marks(roles.base())
             pythons = {"stack": roles.stack(), "env": roles.env(self.config.environment)}
             source = parse_source(self.config.model.source)
             model = ensure_model(source, cache=self.cache, stack_python=pythons["stack"], offline=self._offline)

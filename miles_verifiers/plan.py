@@ -12,7 +12,7 @@ from miles_verifiers import environ
 from miles_verifiers.config import RunConfig
 from miles_verifiers.provision import environments
 from miles_verifiers.provision.roles import base_recipe, environment_lock, gpus_needed, locks
-from miles_verifiers.provision.stack import candidate_python
+from miles_verifiers.provision.stack import candidate_python, probe
 from miles_verifiers.rundir import RunDir
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -106,7 +106,7 @@ def _venv_commands(config: RunConfig, cache: Path) -> list[Command]:
     uv_bin, below = uv.find_uv_bin(), "the stack's packages through a .pth file"
     install = (uv_bin, "pip", "install", "--no-deps", "--require-hashes", "--compile-bytecode", "-r")
     commands = []
-    if gpus_needed(config):
+    if gpus_needed(config) or not probe(candidate_python()).missing:
         commands.append(
             Command("prepare", "check the image", (str(candidate_python()), "-I", "-c", "(versions, GPUs)"), ())
         )

@@ -24,6 +24,11 @@ def mark_used(entry: Path) -> None:
         (entry / USED).touch()
 
 
+def lock_file(entry: Path) -> Path:
+    """Held while `entry` is made or removed."""
+    return entry.with_name(f".{entry.name}.lock")
+
+
 @contextmanager
 def locked(entry: Path, *, what: str) -> Iterator[None]:
     """Hold `entry` of the cache, which need not exist; its parent folder is made.
@@ -31,7 +36,7 @@ def locked(entry: Path, *, what: str) -> Iterator[None]:
     Others wait and say so. The kernel frees the lock when its holder dies. Raises HostError where the cache cannot be
     written, ComponentError after LOCK_TIMEOUT_S.
     """
-    lock = FileLock(entry.with_name(f".{entry.name}.lock"))
+    lock = FileLock(lock_file(entry))
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -42,10 +42,9 @@ class Roles:
     def base(self) -> Interpreter:
         """The interpreter that provides the stack."""
         if self._base is None:
-            if self._gpus:
-                self._base = image_stack(self._gpus)
-            else:
-                self._base = probe(venvs.python_of(self._ensure(base_recipe())))
+            image = image_stack(self._gpus) if self._gpus else probe(candidate_python())
+            # Also without GPUs: where an image provides the stack, a second one would be 6 GB for nothing.
+            self._base = probe(venvs.python_of(self._ensure(base_recipe()))) if image.missing else image
         return self._base
 
     def stack(self) -> Path:
