@@ -39,6 +39,8 @@ class Recipe:
     """Of those, the ones that `below` serves in whatever version the package asks for."""
     allow_shadow: tuple[str, ...] = ()
     """Of those, the ones that the venv may hold all the same."""
+    frozen: bool = False
+    """Whether not even bytecode may be written into `below`: an image's interpreter, not a venv of ours."""
     with_ourselves: bool = True
     """Whether this package is copied in."""
     disk_bytes: int = 0
@@ -54,6 +56,7 @@ class Recipe:
         if self.below is not None:
             add(
                 "below",
+                str(self.frozen),
                 *map(str, self.below.site_packages),
                 *(f"{k}={v}" for k, v in sorted(self.below.distributions.items())),
             )

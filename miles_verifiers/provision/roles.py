@@ -55,6 +55,7 @@ class Roles:
                 "stack",
                 base,
                 below=base,
+                frozen=self._frozen(),
                 locks=(locks() / "package.txt",),
                 fill=True,
                 first=(megatron_folder(self._megatron),) if self._megatron else (),
@@ -86,7 +87,15 @@ class Roles:
         """Python of the role `test`."""
         base = self.base()
         return self._overlay(
-            Recipe("test", base, below=base, locks=(locks() / "test.txt",), fill=True, disk_bytes=_OVERLAY_BYTES)
+            Recipe(
+                "test",
+                base,
+                below=base,
+                frozen=self._frozen(),
+                locks=(locks() / "test.txt",),
+                fill=True,
+                disk_bytes=_OVERLAY_BYTES,
+            )
         )
 
     def _env(self, role: str, environment: EnvironmentSection, *more: Path) -> Path:
@@ -97,6 +106,7 @@ class Roles:
                 role,
                 base,
                 below=base,
+                frozen=self._frozen(),
                 locks=(environment_lock(environment.verifiers), *more),
                 package=package,
                 protected=protected(),
@@ -107,6 +117,9 @@ class Roles:
         )
         look_at(environment, package, python, log=self._log, offline=self._offline)
         return python
+
+    def _frozen(self) -> bool:
+        return not self.base().executable.is_relative_to(self._cache)
 
     def _ensure(self, recipe: Recipe) -> Path:
         return venvs.ensure(recipe, self._cache, log=self._log, offline=self._offline)

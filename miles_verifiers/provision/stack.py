@@ -61,7 +61,7 @@ def probe(python: Path, timeout: float = 60) -> Interpreter:
     """Ask an interpreter. Raises ComponentError when it does not run or does not answer within `timeout` seconds."""
     try:
         done = subprocess.run(
-            [str(python), "-I", "-c", _PROBE],
+            [str(python), "-I", "-B", "-c", _PROBE],
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -7,6 +7,7 @@ the base interpreter's packages only), and it changes nothing in what lies below
 
 from __future__ import annotations
 
+import compileall
 import importlib.metadata
 import shutil
 import uuid
@@ -76,7 +77,7 @@ def _fill(recipe: Recipe, aside: Path, log: Path, offline: bool) -> None:
     run_uv(arguments, recipe, log, offline)
     site_packages = probe(python_of(aside)).site_packages[0]
     if recipe.below is not None:
-        _lay_over(site_packages, recipe.below)
+        _lay_over(site_packages, recipe.below, frozen=recipe.frozen)
     if recipe.first:
         _put_first(site_packages, recipe.first)
     if recipe.locks:
@@ -85,12 +86,17 @@ def _fill(recipe: Recipe, aside: Path, log: Path, offline: bool) -> None:
         install_package(recipe, aside, log, offline)
     if recipe.with_ourselves:
         _copy_ourselves(site_packages)
+    if recipe.frozen:
+        compileall.compile_dir(site_packages / "miles_verifiers", quiet=2, workers=1)
     shadows.refuse(recipe, site_packages, recipe.python.executable)
 
 
-def _lay_over(site_packages: Path, below: Interpreter) -> None:
+def _lay_over(site_packages: Path, below: Interpreter, *, frozen: bool) -> None:
     # addsitedir, not the bare path: it also runs the .pth files of the stack, which editable installs rely on.
     lines = [f"import site; site.addsitedir({str(path)!r})" for path in below.site_packages]
+    if frozen:
+        # Here and not in PYTHONDONTWRITEBYTECODE: whatever starts this interpreter, nothing is written below it.
+        lines.insert(0, "import sys; sys.dont_write_bytecode = True")
     (site_packages / OVERLAY).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
