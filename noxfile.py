@@ -12,7 +12,7 @@ nox.options.error_on_external_run = True
 nox.options.reuse_existing_virtualenvs = True
 nox.options.default_venv_backend = "uv"
 
-SOURCES = ("miles_verifiers", "tests", "environments", "noxfile.py")
+SOURCES = ("miles_verifiers", "tests", "bench", "environments", "noxfile.py")
 # Ray and engines need a moment to stop; Nox would kill after 0.3 s.
 INTERRUPT_S, TERMINATE_S = 12.0, 5.0
 COMPILE = (
@@ -26,8 +26,9 @@ COMPILE = (
     "--no-emit-find-links",
 )
 
-# Versions of Verifiers that have a lock, each a dependency group of pyproject.toml.
-VERIFIERS = ("0.2.0", "0.2.1", "0.3.1", "0.4.0")
+# Versions of Verifiers that have a lock, each a dependency group of pyproject.toml, with the environment of ours for it.
+VERIFIERS = {"0.2.0": "code_golf_v1", "0.2.1": "code_golf_v1", "0.3.1": "code_golf", "0.4.0": "code_golf"}
+
 # One lock per venv: its file, what it locks, what it leaves to the stack.
 LOCKS = (
     ("package.txt", ("pyproject.toml",), None),
@@ -70,10 +71,11 @@ def _job(session: nox.Session, command: str) -> None:
     )
 
 
-def _role_tests(session: nox.Session, role: str, *folders: str) -> None:
+def _role_tests(session: nox.Session, role: str, *folders: str, settings: tuple[str, ...] = ()) -> None:
     """Tests in the interpreter of a role, which the product itself builds."""
     _install(session, "package.txt")
-    python = session.run("miles-verifiers", "venv", role, "--profile", "cpu", silent=True, stderr=None)
+    options = [part for setting in settings for part in ("--set", setting)]
+    python = session.run("miles-verifiers", "venv", role, "--profile", "cpu", *options, silent=True, stderr=None)
     assert isinstance(python, str)
     session.run(
         python.strip(),
@@ -121,6 +123,22 @@ def stack(session: nox.Session) -> None:
 def contract(session: nox.Session) -> None:
     """The wire, the rollouts and our environment with real renderers and Verifiers, in the environment's interpreter."""
     _role_tests(session, "contract", "tests/contract", "environments/code_golf_v1/tests")
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """A benchmark against its peer or limit: `-- wire` names it, `-- wire --help` its options. On a quiet machine."""
+    _install(session, "package.txt")
+    session.run("python", "-m", "bench", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("verifiers", list(VERIFIERS))
+def compat(session: nox.Session, verifiers: str) -> None:
+    """The contract tests on every supported Verifiers, each in its own locked interpreter, with a fake engine."""
+    environment = f"environments/{VERIFIERS[verifiers]}"
+    settings = (f"environment.verifiers='{verifiers}'", f"environment.source={environment}")
+    _role_tests(session, "contract", "tests/contract", f"{environment}/tests", settings=settings)
 
 
 @nox.session

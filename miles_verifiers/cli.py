@@ -19,6 +19,7 @@ from miles_verifiers.provision.roles import Roles
 from miles_verifiers.provision.stack import pick_profile
 from miles_verifiers.rundir import RunDir, cache_root
 from miles_verifiers.verify import verify
+from miles_verifiers.wire import command as gateway
 
 RUN_DIR_VARIABLE = "MILES_E2E_RUN_DIR"
 MODEL_DIR_VARIABLE = "MILES_E2E_MODEL_DIR"
@@ -211,6 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     venv = command("venv", _venv, "make the venv of a role and print its Python")
     venv.add_argument("role", choices=("stack", "env", "test", "contract"))
     _add_settings(venv)
+    gateway.add_arguments(command("gateway", gateway.run, "renderers' HTTP API in front of SGLang"))
     return parser
 
 

@@ -42,6 +42,10 @@ class EnvironmentSection(Section):
     """Distributions of the stack that the environment may hold in a version of its own, in its interpreter alone."""
     pass_variables: list[str] = Field(default_factory=list)
     """Names of environment variables that its rollouts need, credentials of a judge for example; no others reach them."""
+    name: str = ""
+    """By which a run of several environments tells them apart; empty: the taskset's id."""
+    weight: float = Field(1.0, gt=0)
+    """Its share of each step's groups, relative to the weights of the run's other environments."""
     verifiers: str = "0.2.0"
     """Version of Verifiers, which names the lock of the environment's interpreter."""
     taskset: dict[str, Any] = Field(default_factory=dict)
@@ -51,6 +55,25 @@ class EnvironmentSection(Section):
     renderer: str = "auto"
     """Name of the renderer that makes token ids of messages; `auto` decides by the model and says which."""
     max_turns: int = Field(8, ge=1)
+    eval_taskset: dict[str, Any] = Field(default_factory=dict)
+    """Laid over `taskset` for evaluations, for example another split; empty: they run on the training tasks."""
+    eval_tasks: int | None = Field(None, ge=1)
+    """Evaluate on so many tasks, the taskset's first; None is all of them."""
+    n_samples_per_eval_prompt: int | None = Field(None, ge=1)
+    """None is that of [rollout]."""
+    env: dict[str, Any] = Field(default_factory=dict)
+    """Verifiers 0.3 and newer: handed over as the rest of its EnvConfig; `id` pairs an environment with the taskset, tables
+    named after seats configure these."""
+    attempts_field: str | None = None
+    """Verifiers 0.3 and newer: the field of the environment's config that says how many attempts one episode makes. It is
+    set to the size of the group, and the episode is the group. None takes `attempts` or `n` of an environment with one seat;
+    where there is none, a group is that many episodes."""
+    train_seat: str | None = None
+    """Verifiers 0.3 and newer: the seat whose rollouts are trained on; None is every seat that the environment trains."""
+
+    @property
+    def label(self) -> str:
+        return self.name or str(self.taskset.get("id") or Path(self.source).name)
 
 
 class RolloutSection(Section):
@@ -58,6 +81,27 @@ class RolloutSection(Section):
     """Groups (tasks) per training step."""
     n_samples_per_prompt: int = Field(ge=2)
     """Samples per group; GRPO compares within the group."""
+    over_sampling_batch_size: int | None = Field(None, ge=1)
+    """Groups that are started at a time; None is rollout_batch_size."""
+    surplus_groups: Literal["rerun", "keep"] = "rerun"
+    """Groups that were started and not needed: `rerun` does their tasks again, under the weights of a later step; `keep` waits
+    for them and trains on them in the next step, one weight version late."""
+    dynamic_sampling_filter_path: str | None = None
+    """`package.module:function`, called with (args, samples) of each group; what it returns says whether to train on it."""
+    failed_rollouts: Literal["mask", "drop"] = "mask"
+    """Of a group with a failed rollout: leave that one out and compare the others, or drop the group."""
+    bad_rewards: Literal["mask", "drop"] = "mask"
+    """The same for a rollout whose reward is missing or not finite."""
+    equal_rewards: Literal["mask", "drop"] = "mask"
+    """A group whose rewards are all equal: keep it, with advantage 0, or drop it."""
+    rollout_retries: int = Field(0, ge=0)
+    """How often a failed rollout is run again, before its group is scored."""
+    scoring_retries: int = Field(0, ge=0)
+    """How often a group reward that failed is asked again, on the same rollouts."""
+    max_dropped_groups: int = Field(64, ge=0)
+    """Dropped groups in a row after which the run stops and says why; 0 stops at the first."""
+    num_epoch: int | None = Field(None, ge=1)
+    """Passes over the tasks after which the run ends, also before num_steps; None goes on for ever."""
     rollout_max_response_len: int = Field(ge=1)
     """Tokens that one reply may have."""
     rollout_max_context_len: int = Field(2048, ge=2)
@@ -66,10 +110,21 @@ class RolloutSection(Section):
     rollout_top_p: float = Field(1.0, gt=0, le=1)
     rollout_top_k: int = -1
     rollout_seed: int = 0
-    """Seeds the order of the tasks."""
+    """Seeds the order of the tasks and, under deterministic inference, sampling."""
     rollout_shuffle: bool = True
     max_concurrency: int = Field(32, ge=1)
     """Rollouts in flight."""
+    eval_interval: int | None = Field(None, ge=1)
+    """Steps between evaluations; there is one at the end, too, and one at the start. None: no evaluation."""
+    skip_eval_before_train: bool = False
+    """Without the evaluation at the start."""
+    n_samples_per_eval_prompt: int = Field(1, ge=1)
+    """Samples per task in evaluations; two or more where the environment compares samples of a task."""
+    eval_temperature: float | None = Field(None, ge=0)
+    """None, here and below: as training rollouts are sampled. 0 takes the most probable token."""
+    eval_top_p: float | None = Field(None, gt=0, le=1)
+    eval_top_k: int | None = None
+    eval_max_response_len: int | None = Field(None, ge=1)
     reward_key: str | None = None
     """Train on this named reward alone instead of the environment's weighted sum."""
     reward_control: Literal["none", "shuffle"] = "none"
@@ -82,8 +137,12 @@ class RolloutSection(Section):
     """Seconds for scoring one rollout."""
     request_timeout: float = Field(240, gt=0)
     """Seconds for one generation request, retries included."""
+    group_timeout: float = Field(600, gt=0)
+    """Seconds for one group from the start of its first rollout, retries and scoring included."""
     batch_timeout: float = Field(900, gt=0)
     """Seconds for all rollouts of one step."""
+    eval_timeout: float = Field(1800, gt=0)
+    """Seconds for one evaluation."""
 
     @model_validator(mode="after")
     def _engine_and_trainer_agree(self) -> RolloutSection:
@@ -92,8 +151,10 @@ class RolloutSection(Section):
                 "rollout_top_p and rollout_top_k must stay 1.0 and -1: the engine's log-probs would be those of the cut "
                 "distribution, the trainer's those of the whole one"
             )
-        if self.rollout_max_response_len >= self.rollout_max_context_len:
-            raise ValueError("rollout_max_response_len must be below rollout_max_context_len")
+        if max(self.rollout_max_response_len, self.eval_max_response_len or 0) >= self.rollout_max_context_len:
+            raise ValueError("rollout_max_response_len and eval_max_response_len must be below rollout_max_context_len")
+        if self.over_sampling_batch_size is not None and self.over_sampling_batch_size < self.rollout_batch_size:
+            raise ValueError("over_sampling_batch_size must be at least rollout_batch_size")
         return self
 
 
@@ -107,6 +168,9 @@ class EngineSection(Section):
     max_total_tokens: int | None = Field(None, ge=1)
     """Tokens that the KV cache holds; None leaves it to SGLang."""
     max_running_requests: int = Field(32, ge=1)
+    enable_deterministic_inference: bool = False
+    """Sample each rollout from a seed of its own, which its place in the run decides. On the CPU the arithmetic may still
+differ in its last bits, with what else is in the batch."""
     port: int | None = Field(None, ge=1, le=65535)
     """Port of the first engine; None takes a free one."""
     start_timeout: float = Field(300, gt=0)
@@ -175,7 +239,7 @@ class VerifySection(Section):
     min_passed: int = Field(1, ge=0)
     """Samples of the whole run that must have passed."""
     reward_names: list[str] = Field(default_factory=list)
-    """The environment's reward names; empty: whatever the first sample has."""
+    """The environment's reward names; empty, or several environments: whatever the first sample of each has."""
     group_share_rewards: dict[str, float] = Field(default_factory=dict)
     """Rewards that the winners of a group share, with the sum that they share."""
     pass_metric: str = "passed"
@@ -190,10 +254,21 @@ class RunConfig(Section):
     profile: str
     model: ModelSection
     environment: EnvironmentSection
+    environments: list[EnvironmentSection] = Field(default_factory=list)
+    """Further environments of the same run (`[[environments]]`), mixed in by weight; each has an interpreter of its own."""
     rollout: RolloutSection
     engine: EngineSection = EngineSection()
     training: TrainingSection = TrainingSection()
     verify: VerifySection = VerifySection()
+
+    @model_validator(mode="after")
+    def _labels_differ(self) -> RunConfig:
+        labels = [environment.label for environment in self.all_environments]
+        if len(set(labels)) < len(labels):
+            raise ValueError(
+                f"environments need names that differ, these are {', '.join(labels)}: set environments.name"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batches_fit(self) -> RunConfig:
@@ -204,6 +279,14 @@ class RunConfig(Section):
                 f"training.global_batch_size = {batch} must divide rollout_batch_size x n_samples_per_prompt = {samples}"
             )
         return self
+
+    @property
+    def all_environments(self) -> list[EnvironmentSection]:
+        return [self.environment, *self.environments]
+
+    def of_environment(self, number: int) -> RunConfig:
+        """The run as one of its environments sees it: that one, and no other."""
+        return self.model_copy(update={"environment": self.all_environments[number], "environments": []})
 
     @property
     def samples_per_step(self) -> int:

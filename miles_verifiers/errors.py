@@ -18,7 +18,9 @@
     │   └── DumpError             a record that cannot be written, a file of a dump that cannot be read
     ├── WireError                 one generation request; carries the HTTP status            exit 3
     │   ├── RequestRefused        400
-    │   │   └── PromptTooLong     400   a budget that is used up, not a fault
+    │   │   ├── PromptTooLong     400   a budget that is used up, not a fault
+    │   │   └── ModelUnknown      404
+    │   ├── QueueFull             429
     │   ├── ReplyInvalid          502
     │   ├── GenerationAborted     502
     │   ├── EngineUnreachable     502
@@ -168,6 +170,14 @@ class RequestRefused(WireError):
 
 class PromptTooLong(RequestRefused):
     """The prompt leaves no room for a reply: the rollout ends there, as truncated."""
+
+
+class ModelUnknown(RequestRefused):
+    status = 404
+
+
+class QueueFull(WireError):
+    status = 429
 
 
 class ReplyInvalid(WireError):

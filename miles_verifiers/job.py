@@ -29,7 +29,7 @@ from miles_verifiers.provision import fingerprint as fingerprints
 from miles_verifiers.provision.models import check_model_folder, ensure_model, parse_source
 from miles_verifiers.provision.roles import Roles, environment_lock, gpus_needed, megatron_folder
 from miles_verifiers.provision.stack import image_stack
-from miles_verifiers.rundir import RunDir
+from miles_verifiers.rundir import RunDir, env_role
 from miles_verifiers.verify import Report, verify
 
 PHASES = ("prepare", "convert", "train", "verify")
@@ -50,15 +50,18 @@ class Job:
         with console.phase("prepare", self.run.log), self._recorded("prepare", fingerprint(self.config)) as finish:
             roles = Roles.of(self.config, self.cache, log=self.run.log, offline=self._offline)
             self.manifest.stack = fingerprints.marks(roles.base())
-            pythons = {"stack": roles.stack(), "env": roles.env(self.config.environment)}
+            pythons = {"stack": roles.stack()}
+            expected = [roles.expected_stack(pythons["stack"])]
+            for number, environment in enumerate(self.config.all_environments):
+                role = env_role(number)
+                pythons[role] = roles.env(environment)
+                expected.append(roles.expected_env(role, pythons[role], environment))
             source = parse_source(self.config.model.source)
             model = ensure_model(source, cache=self.cache, stack_python=pythons["stack"], offline=self._offline)
             for role, python in pythons.items():
                 _link(self.run.path / "venvs" / role, python.parent.parent)
             _link(self.run.model(self.config.model.source), model)
 
-            environment = self.config.environment
-            expected = [roles.expected_stack(pythons["stack"]), roles.expected_env(pythons["env"], environment)]
             expectations.write(self.run.expected, expected)
             made: list[JsonValue] = [*(python.parent.parent.name for python in pythons.values()), model.name]
             if before is not None and before.finished and before.figures.get("made") == made:
@@ -116,7 +119,8 @@ class Job:
         with _short_folder() as temporary:
             # Whatever a library leaves in a temporary folder or in a cache of its own is gone with this one.
             env = environ.without_secrets(process.child_environment()) | command.environment
-            env |= {name: os.environ[name] for name in self.config.environment.pass_variables if name in os.environ}
+            passed = {name for each in self.config.all_environments for name in each.pass_variables}
+            env |= {name: os.environ[name] for name in passed if name in os.environ}
             env |= {"TMPDIR": temporary, "SGLANG_CACHE_DIR": temporary}
             lines = process.run(
                 command.argv, what=command.what, timeout=command.timeout, log=self.run.log, env=env, cwd=self.run.path
@@ -144,8 +148,9 @@ def opened(config: RunConfig, run: RunDir, cache: Path, *, offline: bool = False
     source = parse_source(config.model.source)
     if source.scheme == "path":
         check_model_folder(Path(source.name).expanduser())
-    environments.parse(config.environment.source)
-    environment_lock(config.environment.verifiers)
+    for environment in config.all_environments:
+        environments.parse(environment.source)
+        environment_lock(environment.verifiers)
     if config.training.megatron_path is not None:
         megatron_folder(config.training.megatron_path)
     if gpus_needed(config):

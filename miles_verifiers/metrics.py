@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per training step, in a file that grows by whole lines. A leaf.
+"""metrics.jsonl: one JSON object per training step and per evaluation, in a file that grows by whole lines. A leaf.
 
 A line counts once its end is on disk. A process that is killed while it writes leaves a torn last line, which readers
 leave out and the next writer cuts off. JSON has no NaN: a number that is not finite is refused when it is written.
@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +27,10 @@ METRIC_FIELDS = (
     "reward_mean",
     "pass_rate",
     "response_length_mean",
+    "ending",
+    "dropped_groups",
+    "causes",
+    "retried",
     "loss",
     "grad_norm",
     "clip_fraction",
@@ -40,9 +44,16 @@ METRIC_FIELDS = (
     "seconds",
 )
 """What the training loop records of a step: counts, means over the step's samples (`pass_rate` over all of them,
-`reward_mean` over those with a reward), what the optimizer reported (None where it made no step), the engine/trainer
+`reward_mean` over those with a reward), `ending` says whether the step was `full` or why not, `dropped_groups` counts groups
+that were sampled and not trained on by cause, `causes` rollouts by what went wrong with them (those of dropped groups, too),
+`retried` rollouts by why they were run again; then what the optimizer reported (None where it made no step), the engine/trainer
 mismatch in nats, `weight_delta` as max |new - old| over all parameters, the `weight_version` that the engine has after
 the step, and `seconds` by stage."""
+
+
+EVAL_KEY = "eval"
+"""A record with this key is that of an evaluation made before training step `step`: by environment, the fields of
+rollout.evaluation.Evaluation; `causes` and `seconds` as of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,9 @@ class MetricsFile:
     """What metrics.jsonl holds. `torn` is what a killed process left of a last line, without the line's end."""
 
     records: list[dict[str, Any]]
+    """Of training steps."""
     torn: str = ""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
 
 
 def metrics_path(run_dir: Path) -> Path:
@@ -82,7 +95,7 @@ def append_metrics(run_dir: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl, without a torn last line; none where the file is not there yet.
+    """The training steps' records, without a torn last line; none where the file is not there yet.
 
     Raises DumpError, naming the line, where a whole line is not a record: that is damage, not an interruption.
     """
@@ -101,14 +114,21 @@ def load_metrics(run_dir: Path) -> MetricsFile:
     end = _whole_length(data)
     lines = data[:end].split(b"\n")[:-1]
     records = [_record(line, f"{path} line {number}") for number, line in enumerate(lines, start=1)]
-    return MetricsFile(records, data[end:].decode("utf-8", "replace"))
+    return MetricsFile(
+        records=[record for record in records if EVAL_KEY not in record],
+        torn=data[end:].decode("utf-8", "replace"),
+        evaluations=[record for record in records if EVAL_KEY in record],
+    )
 
 
 def truncate_metrics(run_dir: Path, step: int) -> None:
     """Drops the records of `step` and later, for a run that goes on from there. The file is replaced as a whole."""
     path = metrics_path(run_dir)
     if path.exists():
-        kept = [record for record in read_metrics(run_dir) if record["step"] < step]
+        file = load_metrics(run_dir)
+        # An evaluation before step k was made after step k - 1 was recorded.
+        kept = [record for record in [*file.records, *file.evaluations] if record["step"] < step]
+        kept.sort(key=lambda record: (record["step"], EVAL_KEY not in record))
         write_text(path, "".join(_line(record, path).decode() for record in kept))
 
 

@@ -13,7 +13,7 @@ from miles_verifiers.config import RunConfig
 from miles_verifiers.provision import environments
 from miles_verifiers.provision.roles import base_recipe, environment_lock, gpus_needed, locks
 from miles_verifiers.provision.stack import candidate_python, probe
-from miles_verifiers.rundir import RunDir
+from miles_verifiers.rundir import RunDir, env_role
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """For processes that work on local folders only: a look-up in a hub would wait for minutes where there is none."""
@@ -92,13 +92,14 @@ def convert_command(config: RunConfig, run: RunDir) -> Command:
 def train_command(config: RunConfig, run: RunDir) -> Command:
     step = config.rollout.batch_timeout + config.training.step_timeout + config.training.sync_timeout
     start = config.engine.start_timeout + config.training.load_timeout
+    evaluations = 2 + config.training.num_steps // config.rollout.eval_interval if config.rollout.eval_interval else 0
     return Command(
         "train",
         f"{config.training.num_steps} step(s) of rollouts and GRPO",
         (str(run.python("stack")), "-P", "-m", "miles_verifiers.training.loop", str(run.path)),
         (str(run.path / "dump" / "rollout"), str(run.path / "metrics.jsonl"), str(run.checkpoints)),
         {**OFFLINE, **environ.RAY},
-        timeout=start + config.training.num_steps * step,
+        timeout=start + config.training.num_steps * step + evaluations * config.rollout.eval_timeout,
     )
 
 
@@ -124,16 +125,17 @@ def _venv_commands(config: RunConfig, cache: Path) -> list[Command]:
             (f"{cache}{os.sep}venvs{os.sep}stack-<hash>",),
         )
     )
-    lock, source = environment_lock(config.environment.verifiers), environments.parse(config.environment.source)
-    by_prime = ("prime", "env", "install") if source.kind == "hub" else (uv_bin, "pip", "install")
-    commands.append(
-        Command(
-            "prepare",
-            f"role env: Verifiers {config.environment.verifiers} and {Path(source.place).name} over {below}",
-            (*install, str(lock), "&&", *by_prime, config.environment.source),
-            (f"{cache}{os.sep}venvs{os.sep}env-<hash>",),
+    for number, environment in enumerate(config.all_environments):
+        lock, source = environment_lock(environment.verifiers), environments.parse(environment.source)
+        by_prime = ("prime", "env", "install") if source.kind == "hub" else (uv_bin, "pip", "install")
+        commands.append(
+            Command(
+                "prepare",
+                f"role {env_role(number)}: Verifiers {environment.verifiers} and {Path(source.place).name} over {below}",
+                (*install, str(lock), "&&", *by_prime, environment.source),
+                (f"{cache}{os.sep}venvs{os.sep}env-<hash>",),
+            )
         )
-    )
     commands.append(
         Command("prepare", "the model", ("(in this process)", config.model.source), (str(cache / "models"),))
     )

@@ -57,6 +57,11 @@ class RunDir:
         return self.path / "models" / f"{model_name(source)}_torch_dist"
 
 
+def env_role(number: int) -> str:
+    """The role of a run's environment, by its number in the configuration."""
+    return "env" if number == 0 else f"env-{number}"
+
+
 def model_name(source: str) -> str:
     """The folder name of a model source: `hf:Qwen/Qwen3-0.6B` is Qwen3-0.6B, `pypi:a==1` is a-1."""
     _, _, rest = source.partition(":")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.arg_groups import choices
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+# Asked for before the server's arguments are resolved; SGLang leaves this list to platforms (arg_groups/choices.py, 0.5.23).
+if "torch_native" not in choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES:
+    choices.add_deterministic_attention_backend_choices(["torch_native"])
 
 
 class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -33,6 +38,8 @@ class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         """Called once by SGLang, when it has imported its model runner."""
+        from miles_verifiers.engine import seeded
         from miles_verifiers.engine.attention import take_over_torch_native
 
         take_over_torch_native()
+        seeded.take_over()

@@ -76,12 +76,12 @@ class Roles:
         first = (megatron_folder(self._megatron),) if self._megatron else ()
         return Expected("stack", python, self.base().stack_versions, frozenset(), self.base().site_packages, first)
 
-    def expected_env(self, python: Path, environment: EnvironmentSection) -> Expected:
-        """What a worker of the role `env`, whose interpreter is `python`, should see."""
+    def expected_env(self, role: str, python: Path, environment: EnvironmentSection) -> Expected:
+        """What a worker of `role`, one of the run's environments whose interpreter is `python`, should see."""
         locked = locked_versions(environment_lock(environment.verifiers))
         versions = {name: version for name, version in locked.items() if name in TRIED}
         own = frozenset({*TRIED, "openai", *_names(environment.allow_shadow)})
-        return Expected("env", python, self.base().stack_versions | versions, own, self.base().site_packages)
+        return Expected(role, python, self.base().stack_versions | versions, own, self.base().site_packages)
 
     def test(self) -> Path:
         """Python of the role `test`."""

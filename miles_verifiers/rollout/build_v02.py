@@ -14,9 +14,9 @@ from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
+from miles_verifiers.rollout.backend import Sampling
 
-_INLINE_ID = "miles_verifiers_inline"
-"""Verifiers takes a plugin's id for a top-level module's name (verifiers/v1/loaders.py 0.2.0): ours is reached by an alias."""
+_INLINE_ID = inline_harness.PLUGIN_ID
 
 
 def build_environment(environment: EnvironmentSection, rollout: RolloutSection) -> Any:
@@ -30,7 +30,7 @@ def build_environment(environment: EnvironmentSection, rollout: RolloutSection) 
             f"environment.taskset.id is {name!r}", where=where, next_step="give the id of an installed package"
         )
     _keep_workdirs_in_tempdir()
-    sys.modules.setdefault(_INLINE_ID, inline_harness)
+    inline_harness.register()
     try:
         harness = _harness_id(environment.harness, name)
         return vf.Environment(
@@ -68,17 +68,19 @@ def _harness_id(configured: str, taskset_id: str) -> str:
     if configured != "inline":
         return configured
     bundled = str(default_harness_id(taskset_id))
-    return _INLINE_ID if bundled == "default" else bundled
+    return _INLINE_ID if bundled in ("default", "bash") else bundled  # Verifiers' own, in 0.2.0 and in 0.2.1
 
 
-def sampling(rollout: RolloutSection) -> Any:
-    """The `vf.SamplingConfig` of a training rollout."""
+def sampling(how: Sampling, seed: int | None = None) -> Any:
+    """The `vf.SamplingConfig` of a rollout. It passes keys that it does not know on to the client."""
+    seeded = {} if seed is None else {"sampling_seed": seed}
     return vf.SamplingConfig.model_validate(
         {
-            "temperature": rollout.rollout_temperature,
-            "top_p": rollout.rollout_top_p,
-            "top_k": rollout.rollout_top_k,
-            "max_tokens": rollout.rollout_max_response_len,
+            "temperature": how.temperature,
+            "top_p": how.top_p,
+            "top_k": how.top_k,
+            "max_tokens": how.max_tokens,
+            **seeded,
         }
     )
 

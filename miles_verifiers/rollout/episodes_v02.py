@@ -10,26 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import verifiers.v1 as vf
+from renderers import RendererPool
 from verifiers.v1.clients.train import TrainClient
 from verifiers.v1.decorators import discover_decorated
 
 from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.errors import EnvironmentPackageError, PromptTooLong, WireError
 from miles_verifiers.rollout import inline_harness
+from miles_verifiers.rollout.backend import MODEL_NAME, TRAINING, GroupOptions, OnDone, Sampling, training_sampling
 from miles_verifiers.rollout.build_v02 import build_environment, sampling
+from miles_verifiers.rollout.clock import GroupClock
 from miles_verifiers.rollout.renderers import RendererChoice
-from miles_verifiers.rollout.traces import Rollout
+from miles_verifiers.rollout.traces import Rollout, failure
 from miles_verifiers.wire.transport import MilesSGLangTransport
 
 log = logging.getLogger(__name__)
-
-MODEL_NAME = "policy"
-OnDone = Callable[[bool], None]
-"""Told of each rollout that ran to its end, whether it failed."""
 
 
 def provider_error(error: WireError) -> Exception:
@@ -76,8 +74,11 @@ class EpisodeBackend:
                 where=f"environment {self.name}",
                 next_step="set environment.renderer to the model's own renderer",
             )
+        self._training_sampling = training_sampling(rollout)
         self._context = vf.ModelContext(
-            client=_PooledTrainClient.over(transport, renderer.pool), model=MODEL_NAME, sampling=sampling(rollout)
+            client=_PooledTrainClient.over(transport, RendererPool(renderer.make, size=1)),
+            model=MODEL_NAME,
+            sampling=sampling(self._training_sampling),
         )
         self._serving: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
@@ -98,6 +99,10 @@ class EpisodeBackend:
     @property
     def n_tasks(self) -> int:
         return len(self._tasks)
+
+    @property
+    def compares(self) -> bool:
+        return bool(discover_decorated(self._tasks[0], "group_reward"))
 
     def prompt(self, position: int) -> str:
         return str(self._tasks[position].data.prompt_text)
@@ -121,8 +126,7 @@ class EpisodeBackend:
         self._over.set()
         if self._serving is not None:
             await self._serving
-        if isinstance(self._env.harness, inline_harness.InlineHarness):
-            await self._env.harness.close()
+        await inline_harness.close_connections()
 
     async def _serve(self, up: asyncio.Event) -> None:
         """Enter and leave in one task: shared tool servers hold cancel scopes, which must be left where they were entered."""
@@ -137,29 +141,45 @@ class EpisodeBackend:
         slots: asyncio.Semaphore,
         deadline: float,
         on_done: OnDone | None = None,
+        options: GroupOptions = TRAINING,
     ) -> list[Rollout]:
-        """`n` rollouts of the task at `position`, scored alone and as a group; always n, in order.
-
-        `slots` bounds the rollouts in flight, `deadline` (the loop's clock) ends the group; `on_done(failed)` is called
-        as each ends.
-        """
-        task = self._tasks[position]
-        try:
-            episode = self._env.episode(task, self._context, n=n)
-        except Exception as error:
-            log.exception("task %d cannot be run", position)
-            return [Rollout(None, ended=f"the task cannot be run: {type(error).__name__}: {error}") for _ in range(n)]
-        ran = await self._run_all(episode.rollouts, slots, deadline, on_done)
-        scoring_error = await self._score(task, [r.trace for r in episode.rollouts], complete=all(ran))
-        return [self._outcome(r, finished, scoring_error) for r, finished in zip(episode.rollouts, ran, strict=True)]
+        """See `Backend.run_group`."""
+        clock = GroupClock(deadline, options.timeout)
+        done = [Rollout(None) for _ in range(n)]
+        members = list(range(n))
+        for attempt in range(options.retries + 1):
+            try:
+                # An episode of all n even for a few of them: Verifiers refuses a single rollout of a task with group rewards.
+                episode = self._env.episode(self._tasks[position], self._context, n=n)
+            except Exception as error:
+                log.exception("task %d cannot be run", position)
+                return [Rollout(None, ended=f"the task cannot be run: {type(error).__name__}: {error}")] * n
+            for k in members:
+                seed = options.seed(k, attempt)
+                episode.rollouts[k].ctx = self._context_of(options.sampling, seed)
+                done[k] = Rollout(None, seed=seed, earlier=_attempts(done[k], attempt))
+            await self._run_all(
+                [episode.rollouts[k] for k in members], [done[k] for k in members], slots, clock, on_done
+            )
+            members = [k for k in members if failure(done[k])]
+            if not members or clock.is_over():
+                break
+        await self._score(self._tasks[position], done, clock, options.scoring_retries)
+        return done
 
     async def _run_all(
-        self, rollouts: list[Any], slots: asyncio.Semaphore, deadline: float, on_done: OnDone | None
-    ) -> list[bool]:
-        """Run all, and return which of them ran to their end."""
+        self,
+        rollouts: list[Any],
+        results: list[Rollout],
+        slots: asyncio.Semaphore,
+        clock: GroupClock,
+        on_done: OnDone | None,
+    ) -> None:
+        """Run all, and fill in what came of each."""
 
         async def run(rollout: Any) -> None:
             async with slots:
+                clock.start()
                 try:
                     await rollout.run()
                 finally:
@@ -169,51 +189,71 @@ class EpisodeBackend:
                 on_done(rollout.trace.has_error)
 
         running = [asyncio.create_task(run(rollout)) for rollout in rollouts]
-        left = deadline - asyncio.get_running_loop().time()
         try:
-            await asyncio.wait(running, timeout=max(left, 0.0))
+            await clock.wait(running)
         finally:
             for task in running:
                 task.cancel()
             # Cancelled rollouts still stop their runtimes, which takes a moment and is bounded by Verifiers.
             outcomes = await asyncio.gather(*running, return_exceptions=True)
-        for outcome in outcomes:
+        for rollout, result, outcome in zip(rollouts, results, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 log.error("a rollout raised instead of recording its error", exc_info=outcome)
-        return [outcome is None for outcome in outcomes]
+                result.ended = f"{type(outcome).__name__}: {outcome}"
+            elif outcome is not None:
+                when = "before the rollout began" if rollout.trace is None else "during the rollout"
+                result.ended = f"{clock.whose()} passed {when}"
+            self._fill(result, rollout.trace)
 
-    async def _score(self, task: Any, traces: list[Any], *, complete: bool) -> str:
-        """Apply the group rewards; returns why that failed, or nothing. They see failed rollouts too, as in Verifiers."""
+    def _fill(self, result: Rollout, trace: Any) -> None:
+        if trace is None:
+            return
+        timing = trace.timing
+        result.trace = trace
+        result.turns = self._transport.take(trace.id)
+        result.timings = {
+            "setup": timing.setup.duration,
+            "generation": timing.generation.duration,
+            "engine": sum(turn.seconds for turn in result.turns),
+            "scoring": timing.scoring.duration,
+            "total": max(0.0, max(timing.scoring.end, timing.generation.end) - timing.start),
+        }
+
+    async def _score(self, task: Any, results: list[Rollout], clock: GroupClock, retries: int) -> None:
+        """Apply the group rewards; why that failed is put down with each. They see failed rollouts too, as in Verifiers."""
         if not discover_decorated(task, "group_reward"):
-            return ""
-        if not complete:
-            return "the group is incomplete: not every rollout of it came to its end"
+            return
+        error = ""
+        if any(result.ended for result in results):
+            error = "the group is incomplete: not every rollout of it came to its end"
+        else:
+            for _ in range(retries + 1):
+                error = await self._score_once(task, [result.trace for result in results], clock)
+                if not error or clock.is_over():
+                    break
+        for result in results:
+            result.scoring_error = error
+
+    async def _score_once(self, task: Any, traces: list[Any], clock: GroupClock) -> str:
+        limit = self._rollout.scoring_timeout
         try:
-            async with asyncio.timeout(self._rollout.scoring_timeout):
+            async with asyncio.timeout(min(limit, clock.left())):
                 await task.score_group(traces)
         except TimeoutError:
-            return f"group rewards took more than {self._rollout.scoring_timeout:g} s"
+            whole = f"{clock.whose()} passed during group rewards"
+            return whole if clock.is_over() else f"group rewards took more than {limit:g} s"
         except Exception as error:
             log.warning("group scoring failed", exc_info=True)
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def _outcome(self, rollout: Any, finished: bool, scoring_error: str) -> Rollout:
-        trace = rollout.trace
-        if trace is None:
-            return Rollout(None, ended="the step's deadline passed before the rollout began")
-        turns = self._transport.take(trace.id)
-        timing = trace.timing
-        return Rollout(
-            trace=trace,
-            turns=turns,
-            ended="" if finished else "the step's deadline passed during the rollout",
-            scoring_error=scoring_error,
-            timings={
-                "setup": timing.setup.duration,
-                "generation": timing.generation.duration,
-                "engine": sum(turn.seconds for turn in turns),
-                "scoring": timing.scoring.duration,
-                "total": max(0.0, max(timing.scoring.end, timing.generation.end) - timing.start),
-            },
+    def _context_of(self, how: Sampling | None, seed: int | None) -> Any:
+        if how is None and seed is None:
+            return self._context
+        return vf.ModelContext(
+            client=self._context.client, model=MODEL_NAME, sampling=sampling(how or self._training_sampling, seed)
         )
+
+
+def _attempts(before: Rollout, attempt: int) -> tuple[str, ...]:
+    return (*before.earlier, failure(before)) if attempt else ()

@@ -9,11 +9,13 @@ import sys
 import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 from miles_verifiers.errors import EnvironmentPackageError
 
-SUPPORTED = ("0.2.0",)
-"""Verifiers versions that the rollouts were seen to work with."""
+Api = Literal["episodes", "env"]
+SUPPORTED: dict[str, Api] = {"0.2.0": "episodes", "0.2.1": "episodes", "0.3.1": "env", "0.4.0": "env"}
+"""Verifiers versions that the rollouts were seen to work with, and which of its two APIs each has."""
 _MODULES = ("verifiers", "renderers", "openai", "transformers")
 _OFFLINE = {
     # Models are local folders by now; a name that is none would be retried on the hub for minutes.
@@ -31,18 +33,26 @@ def go_offline() -> None:
         os.environ.setdefault(name, value)
 
 
-def check_verifiers(configured: str) -> None:
-    """Raises EnvironmentPackageError unless the configured Verifiers is supported and installed here."""
+def check_verifiers(configured: str) -> Api:
+    """The API of the configured Verifiers. Raises EnvironmentPackageError unless it is supported and installed here."""
     try:
         installed = version("verifiers")
     except PackageNotFoundError:
         installed = "none"
-    if configured not in SUPPORTED or installed != configured:
+    supported = f"supported: {', '.join(SUPPORTED)}"
+    if configured not in SUPPORTED:
+        raise EnvironmentPackageError(
+            f"verifiers {configured} is not supported",
+            where="environment.verifiers",
+            next_step=f"set environment.verifiers to one of those that are {supported}",
+        )
+    if installed != configured:
         raise EnvironmentPackageError(
             f"verifiers {configured} is configured, {installed} is installed",
             where=f"environment.verifiers, interpreter {sys.executable}",
-            next_step=f"supported: {', '.join(SUPPORTED)}; the interpreter must be made from that version's lock",
+            next_step=f"{supported}; the interpreter must be made from that version's lock",
         )
+    return SUPPORTED[configured]
 
 
 def stdlib() -> list[str]:

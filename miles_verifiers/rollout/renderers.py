@@ -1,19 +1,21 @@
 """Which renderer makes token ids of messages, decided once, at start, and said aloud.
 
 renderers itself decides `auto` by the checkpoint's name on the hub alone (MODEL_RENDERER_MAP in renderers/base.py, 0.1.8 to
-0.1.10), so a local folder of a known model falls back to its default renderer without a word. Here the folder's config
+0.1.12), so a local folder of a known model falls back to its default renderer without a word. Here the folder's config
 proposes a renderer, and the checkpoint's own chat template must agree with it, id by id, on a conversation.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from miles_verifiers.errors import ConfigError, ModelError
+from miles_verifiers.rollout.renderer_probe import Probe, probe
 
 _PROBE: tuple[dict[str, str], ...] = (
     {"role": "system", "content": "Answer briefly."},
@@ -41,20 +43,26 @@ class RendererChoice:
     reason: str
     tools: bool
     """Whether it can render tools and parse calls of them."""
-    append_only: bool
-    """Whether a later turn extends the ids of an earlier one for certain; else each turn is rendered anew."""
-    pool: Any
-    """renderers.RendererPool, ready for use."""
+    turns: Probe
+    """Whether a later turn extends the ids of an earlier one."""
+    make: Callable[[], Any]
+    """A new renderers.Renderer, with a tokenizer of its own: no two threads may share one."""
 
     def line(self) -> str:
         """For people: name, reason, and what it cannot do."""
         cannot = [] if self.tools else ["no tools"]
-        if not self.append_only:
+        if self.turns.extends != "bridge":
             cannot.append("every turn is rendered anew")
-        return f"renderer {self.name}: {self.reason}" + (f" ({', '.join(cannot)})" if cannot else "")
+        if self.turns.lost:
+            cannot.append(f"a later turn does not keep {', '.join(self.turns.lost)}: such a rollout forks")
+        return f"renderer {self.name}: {self.reason}" + (f" ({'; '.join(cannot)})" if cannot else "")
+
+    def render_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt that `messages` make. Takes milliseconds to seconds: not on an event loop."""
+        return list(self.make().render_ids(list(messages), add_generation_prompt=True))
 
 
-def choose_renderer(requested: str, model: Path, *, pool_size: int = 1) -> RendererChoice:
+def choose_renderer(requested: str, model: Path) -> RendererChoice:
     """The renderer for the checkpoint folder `model`. Takes seconds (it loads the tokenizer): not on an event loop.
 
     Raises ConfigError for an unknown name or one that this tokenizer cannot serve, ModelError for a folder without
@@ -76,7 +84,7 @@ def choose_renderer(requested: str, model: Path, *, pool_size: int = 1) -> Rende
         name, reason = _by_identity(tokenizer, reference, identity, model_type)
     else:
         name, reason = requested, "as configured"
-    return _choice(name, reason, model, tokenizer, pool_size)
+    return _choice(name, reason, model, tokenizer)
 
 
 def _identity(model: Path) -> tuple[str, str]:
@@ -126,10 +134,8 @@ def _template_ids(tokenizer: Any) -> list[int]:
     )
 
 
-def _choice(name: str, reason: str, model: Path, tokenizer: Any, pool_size: int) -> RendererChoice:
-    import copy
-
-    from renderers import RendererPool, config_from_name, create_renderer
+def _choice(name: str, reason: str, model: Path, tokenizer: Any) -> RendererChoice:
+    from renderers import config_from_name, create_renderer
 
     try:
         config = config_from_name(name)
@@ -137,13 +143,17 @@ def _choice(name: str, reason: str, model: Path, tokenizer: Any, pool_size: int)
         raise ConfigError(f"unknown renderer {name!r}: {error}", where="environment.renderer") from None
     if config is None:
         raise ConfigError("a renderer name other than auto is needed here", where="environment.renderer")
+
+    def make() -> Any:
+        return create_renderer(copy.deepcopy(tokenizer), config)
+
     try:
-        # A tokenizer is not safe to share between threads, and the pool renders in threads.
-        pool = RendererPool(lambda: create_renderer(copy.deepcopy(tokenizer), config), size=pool_size)
+        renderer = make()
+        turns = probe(renderer, tokenizer)
     except Exception as error:
         raise ConfigError(
             f"the renderer {name} does not fit this tokenizer: {type(error).__name__}: {error}",
             where=f"environment.renderer, {model}",
             next_step="set environment.renderer = 'auto' or 'default'",
         ) from error
-    return RendererChoice(name, reason, bool(pool.supports_tools), name != _DEFAULT, pool)
+    return RendererChoice(name, reason, bool(getattr(renderer, "supports_tools", True)), turns, make)

@@ -79,6 +79,10 @@ class Rollout:
     """Why it was ended from outside: a deadline, a group that could not be built."""
     scoring_error: str = ""
     """Why its group could not be scored."""
+    seed: int | None = None
+    """The sampling seed that it ran with."""
+    earlier: Sequence[str] = ()
+    """What ended the attempts before this one."""
     timings: dict[str, float] = field(default_factory=dict)
 
 
@@ -104,16 +108,20 @@ def to_sample(rollout: Rollout, origin: Origin) -> Sample:
         environment=origin.environment,
         renderer=origin.renderer,
         prompt=origin.prompt,
+        seed=rollout.seed,
         turns=0,
         timings=dict(rollout.timings),
     )
+    if rollout.earlier:
+        sample.timings["retries"] = float(len(rollout.earlier))
     trace = rollout.trace
     if trace is None:
         return _ended(sample, "failed", rollout.ended or "the rollout never began")
     sample.response = trace.last_reply
     sample.stop_condition = trace.stop_condition or ""
-    sample.rewards = dict(trace.rewards)
-    sample.metrics = dict(trace.metrics)
+    # Numbers that are not finite stay out of the sample, which is dumped whatever became of it; they are its error.
+    sample.rewards = _finite(trace.rewards)
+    sample.metrics = _finite(trace.metrics)
     problem = _put_tokens(sample, trace, rollout.turns)
     status, why = _status(trace, rollout.ended, problem)
     if status in ("failed", "aborted"):
@@ -121,7 +129,16 @@ def to_sample(rollout: Rollout, origin: Origin) -> Sample:
     sample.status, sample.error = status, why
     if rollout.scoring_error:
         return _ended(sample, "failed", f"scoring: {rollout.scoring_error}")
-    return _put_reward(sample, origin.reward_key)
+    return _put_reward(sample, trace, origin.reward_key)
+
+
+def failure(rollout: Rollout) -> str:
+    """Why nothing can be learned from a rollout, whatever its reward; empty for one that did its part."""
+    if rollout.trace is None:
+        return rollout.ended or "the rollout never began"
+    scratch = Sample(group_index=0, index=0, task_index=0)
+    status, why = _status(rollout.trace, rollout.ended, _put_tokens(scratch, rollout.trace, rollout.turns))
+    return why if status in ("failed", "aborted") else ""
 
 
 def _ended(sample: Sample, status: Status, why: str) -> Sample:
@@ -200,10 +217,15 @@ def _versions(replies: Sequence[list[int]], turns: Sequence[Turn]) -> list[Weigh
     return spans
 
 
-def _put_reward(sample: Sample, reward_key: str | None) -> Sample:
-    for name, value in sample.rewards.items():
-        if not math.isfinite(value):
-            return _ended(sample, "failed", f"scoring: the reward {name!r} is {value}")
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _put_reward(sample: Sample, trace: Trace, reward_key: str | None) -> Sample:
+    for kind, values in (("reward", trace.rewards), ("metric", trace.metrics)):
+        for name, value in values.items():
+            if not math.isfinite(value):
+                return _ended(sample, "failed", f"scoring: the {kind} {name!r} is {value}")
     if not sample.rewards:
         return _ended(sample, "failed", "scoring: the environment gave no reward")
     if reward_key is None:

@@ -9,26 +9,49 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from miles_verifiers.config import RunConfig
+from miles_verifiers.config import EnvironmentSection, RunConfig
 from miles_verifiers.errors import EnvironmentPackageError, RolloutError
 from miles_verifiers.progress import report
 from miles_verifiers.rollout import interpreter
+from miles_verifiers.rollout.cursor import Cursor
+from miles_verifiers.rollout.filters import load_filter
 from miles_verifiers.rollout.lag import LagWatch
-from miles_verifiers.rollout.tasks import tasks_for_step
-from miles_verifiers.rollout.traces import Origin, Rollout, to_sample
-from miles_verifiers.samples import Sample, as_row
-from miles_verifiers.wire.client import Deadlines
-from miles_verifiers.wire.translate import Limits, checked_ids
-from miles_verifiers.wire.transport import MilesSGLangTransport
-
-if TYPE_CHECKING:
-    from miles_verifiers.rollout.episodes_v02 import EpisodeBackend
-    from miles_verifiers.rollout.renderers import RendererChoice
+from miles_verifiers.rollout.load import Loaded, load_backend
+from miles_verifiers.rollout.runner import Runner
+from miles_verifiers.samples import as_row
+from miles_verifiers.wire.translate import checked_ids
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a worker is made of once it is open. Evaluations share what they can with training."""
+
+    training: Loaded
+    evaluation: Loaded
+    runner: Runner
+    eval_runner: Runner
+
+    @property
+    def loaded(self) -> list[Loaded]:
+        return [self.training] if self.evaluation is self.training else [self.training, self.evaluation]
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far."""
+        return sum(loaded.wire.counters.tokens for loaded in self.loaded)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(loaded.wire.counters.in_flight for loaded in self.loaded)
 
 
 class RolloutWorker:
@@ -45,9 +68,7 @@ class RolloutWorker:
         self._log_file = Path(log)
         self._ready = asyncio.Lock()
         self._busy = asyncio.Lock()
-        self._backend: EpisodeBackend | None = None
-        self._transport: MilesSGLangTransport | None = None
-        self._renderer: RendererChoice | None = None
+        self._parts: _Parts | None = None
         self._lag = LagWatch()
         self._handler: logging.Handler | None = None
         self._progress: dict[str, float] = {"done": 0, "total": 0, "failed": 0}
@@ -59,11 +80,13 @@ class RolloutWorker:
         Versions and origins of the modules that matter, the number of tasks, the renderer, and one prompt rendered and
         checked against the vocabulary. Raises EnvironmentPackageError, ConfigError or ModelError.
         """
-        backend, renderer = await self._open()
+        parts = await self._open()
+        backend, renderer = parts.training.backend, parts.training.renderer
+        self._check_evaluation(parts)
         messages = backend.messages(0)
         ids: list[int] = []
         if messages:
-            ids = await asyncio.to_thread(renderer.pool.render_ids, messages, add_generation_prompt=True)
+            ids = await asyncio.to_thread(renderer.render_ids, messages)
             checked_ids(ids, self._vocab_size, f"the rendered prompt of task 0 of {backend.name}")
             self._check_room(len(ids))
         return {
@@ -80,139 +103,148 @@ class RolloutWorker:
             "prompt": backend.prompt(0),
         }
 
-    async def generate(self, step: int) -> list[dict[str, Any]]:
-        """All samples of step `step` as rows (samples.as_row), in order of group and sample, whatever became of them.
+    async def generate(
+        self, step: int, cursor: dict[str, Any] | None = None, want: int | None = None
+    ) -> dict[str, Any]:
+        """The groups that step `step` trains on, from the place in the row of tasks that `cursor` (Cursor.as_json) names.
 
-        Raises RolloutError only where the worker itself is misused; a rollout that goes wrong is a failed sample.
+        Without a cursor the step begins where it would had no group ever been dropped. `want` is the number of groups, by
+        default rollout_batch_size. Returns plain values:
+
+            rows      samples.as_row of all samples, in order of group and sample, failed ones of kept groups included
+            cursor    for the next step
+            ending    groups.Ending: `full`, or why there are fewer
+            dropped   groups by cause
+            causes    rollouts by what went wrong with them, those of dropped groups included
+            retried   rollouts by why they were run again
+
+        Raises RolloutError where the worker is misused or the dynamic filter raises; a rollout that goes wrong is a failed
+        sample.
         """
-        if self._busy.locked():
-            raise RolloutError("a step is being generated already", where=f"step {step}")
-        async with self._busy:
-            backend, renderer = await self._open()
-            rollout = self._config.rollout
-            n = rollout.n_samples_per_prompt
-            positions = tasks_for_step(
-                backend.n_tasks, step, rollout.rollout_batch_size, rollout.rollout_seed, rollout.rollout_shuffle
-            )
-            self._begin(len(positions) * n)
-            groups = await self._run_groups(backend, positions)
-            samples = []
-            for i, (position, group) in enumerate(zip(positions, groups, strict=True)):
-                group_index = step * len(positions) + i
-                samples += [
-                    self._sample(backend, renderer, result, position, group_index, group_index * n + k)
-                    for k, result in enumerate(group)
-                ]
-            self._note(step, samples)
-            return [as_row(sample) for sample in samples]
+        rollout = self._config.rollout
+        want = rollout.rollout_batch_size if want is None else want
+        begin = Cursor(step * want, step * want) if cursor is None else Cursor.from_json(cursor)
+        async with self._at_work(f"step {step}"):
+            runner = (await self._open()).runner
+            batch = await runner.step(begin, want)
+        samples = [sample for group in batch.groups for sample in group.samples]
+        failed = sum(sample.status in ("failed", "aborted") for sample in samples)
+        log.info("step %d: %s, %d samples, %d failed", step, batch.ending, len(samples), failed)
+        return {
+            "rows": [as_row(sample) for sample in samples],
+            "cursor": batch.cursor.as_json(),
+            "ending": batch.ending,
+            "dropped": dict(batch.dropped),
+            "causes": dict(runner.seen.causes),
+            "retried": dict(runner.seen.retried),
+        }
+
+    async def evaluate(self, step: int) -> dict[str, Any]:
+        """Samples of every task to evaluate on, before step `step`: `rows` and `causes` as of `generate`.
+
+        No task ends it: where a rollout, a reward or the deadline went wrong, a failed sample says so.
+        """
+        async with self._at_work(f"the evaluation before step {step}"):
+            runner = (await self._open()).eval_runner
+            samples = await runner.evaluate()
+        log.info("evaluation before step %d: %d samples", step, len(samples))
+        return {"rows": [as_row(sample) for sample in samples], "causes": dict(runner.seen.causes)}
 
     async def progress(self) -> dict[str, float]:
         """Of the step in work, or the last one: rollouts done, total and failed; tokens sampled, and per second."""
-        counters = self._transport.counters if self._transport is not None else None
         began, tokens_before = self._started
-        tokens = (counters.tokens if counters else 0) - tokens_before
+        tokens = (self._parts.tokens if self._parts else 0) - tokens_before
         seconds = max(time.monotonic() - began, 1e-3)
         return {
             **self._progress,
             "tokens": tokens,
             "tokens_per_second": tokens / seconds,
-            "requests_in_flight": counters.in_flight if counters else 0,
+            "requests_in_flight": self._parts.in_flight if self._parts else 0,
             "event_loop_lag": self._lag.worst,
         }
 
     async def close(self) -> None:
         """Give up what is running and free everything; may be called twice."""
         await self._lag.stop()
-        if self._transport is not None:
-            await self._transport.close()
-        if self._backend is not None:
-            await self._backend.close()
-        self._backend = self._transport = None
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            for loaded in parts.loaded:
+                await loaded.wire.close()
+                await loaded.backend.close()
         if self._handler is not None:
             logging.getLogger().removeHandler(self._handler)
             self._handler.close()
             self._handler = None
 
-    async def _open(self) -> tuple[EpisodeBackend, RendererChoice]:
+    @asynccontextmanager
+    async def _at_work(self, what: str) -> AsyncIterator[None]:
+        if self._busy.locked():
+            raise RolloutError("the worker is generating already", where=what)
+        async with self._busy:
+            parts = await self._open()
+            self._progress = {"done": 0, "total": 0, "failed": 0}
+            self._started = (time.monotonic(), parts.tokens)
+            self._lag.worst = 0.0
+            yield
+
+    async def _open(self) -> _Parts:
         async with self._ready:
-            if self._backend is None or self._renderer is None:
+            if self._parts is None:
                 self._start_logging()
                 interpreter.go_offline()
                 report("loading the environment and the renderer")
-                renderer, transport, backend = await asyncio.to_thread(self._load)
-                await backend.open()
-                self._renderer, self._transport, self._backend = renderer, transport, backend
+                parts = await asyncio.to_thread(self._load)
+                for loaded in parts.loaded:
+                    await loaded.backend.open()
+                self._parts = parts
                 self._lag.start()
-                log.info("%s; harness %s; %d tasks", renderer.line(), backend.harness, backend.n_tasks)
-            return self._backend, self._renderer
-
-    def _load(self) -> tuple[RendererChoice, MilesSGLangTransport, EpisodeBackend]:
-        """Imports and files, for a thread: verifiers, transformers and an environment take seconds."""
-        interpreter.check_verifiers(self._config.environment.verifiers)
-        from miles_verifiers.rollout.episodes_v02 import MODEL_NAME, EpisodeBackend, provider_error
-        from miles_verifiers.rollout.renderers import choose_renderer
-
-        rollout = self._config.rollout
-        renderer = choose_renderer(self._config.environment.renderer, self._model)
-        transport = MilesSGLangTransport(
-            self._engine_urls,
-            limits=Limits(self._vocab_size, rollout.rollout_max_context_len, rollout.rollout_max_response_len),
-            model=MODEL_NAME,
-            deadlines=Deadlines(total=rollout.request_timeout),
-            on_error=provider_error,
-        )
-        return renderer, transport, EpisodeBackend(self._config.environment, rollout, transport, renderer)
-
-    async def _run_groups(self, backend: EpisodeBackend, positions: list[int]) -> list[list[Rollout]]:
-        rollout = self._config.rollout
-        slots = asyncio.Semaphore(rollout.max_concurrency)
-        deadline = asyncio.get_running_loop().time() + rollout.batch_timeout
-        async with asyncio.TaskGroup() as tasks:
-            groups = [
-                tasks.create_task(
-                    backend.run_group(position, rollout.n_samples_per_prompt, slots, deadline, self._count)
+                backend = parts.training.backend
+                log.info(
+                    "verifiers %s; %s; harness %s; %d tasks",
+                    self._config.environment.verifiers,
+                    parts.training.renderer.line(),
+                    backend.harness,
+                    backend.n_tasks,
                 )
-                for position in positions
-            ]
-        return [group.result() for group in groups]
+            return self._parts
 
-    def _sample(
-        self,
-        backend: EpisodeBackend,
-        renderer: RendererChoice,
-        result: Rollout,
-        position: int,
-        group_index: int,
-        index: int,
-    ) -> Sample:
-        origin = Origin(
-            group_index=group_index,
-            index=index,
-            task_index=position,
-            environment=backend.name,
-            renderer=renderer.name,
-            prompt=backend.prompt(position),
-            reward_key=self._config.rollout.reward_key,
+    def _load(self) -> _Parts:
+        """For a thread: imports and files take seconds."""
+        environment = self._config.environment
+        training = evaluation = self._backend_of(environment)
+        if environment.eval_taskset and self._config.rollout.eval_interval is not None:
+            taskset = {**environment.taskset, **environment.eval_taskset}
+            evaluation = self._backend_of(environment.model_copy(update={"taskset": taskset}))
+        make = partial(
+            Runner, environment=environment, config=self._config, renderer=training.renderer.name, watch=self._watch
         )
-        return to_sample(result, origin)
+        dynamic_filter = load_filter(self._config.rollout)
+        return _Parts(
+            training, evaluation, make(training.backend, dynamic_filter=dynamic_filter), make(evaluation.backend)
+        )
 
-    def _begin(self, total: int) -> None:
-        assert self._transport is not None
-        self._progress = {"done": 0, "total": total, "failed": 0}
-        self._started = (time.monotonic(), self._transport.counters.tokens)
-        self._lag.worst = 0.0
+    def _backend_of(self, environment: EnvironmentSection) -> Loaded:
+        config = self._config.model_copy(update={"environment": environment})
+        return load_backend(config, self._model, self._engine_urls, self._vocab_size)
 
-    def _count(self, failed: bool) -> None:
-        self._progress["done"] += 1
+    def _watch(self, what: str, failed: bool) -> None:
+        if what == "started":
+            self._progress["total"] += 1
+            return
+        # A rollout that is run again ends twice.
+        self._progress["done"] = min(self._progress["done"] + 1, self._progress["total"])
         self._progress["failed"] += failed
         report("rollouts", int(self._progress["done"]), int(self._progress["total"]))
 
-    def _note(self, step: int, samples: list[Sample]) -> None:
-        bad = [sample for sample in samples if sample.error]
-        self._progress.update(done=len(samples), failed=len(bad))
-        log.info("step %d: %d samples, %d with an error", step, len(samples), len(bad))
-        for sample in bad:
-            log.warning("sample %d of task %d %s: %s", sample.index, sample.task_index, sample.status, sample.error)
+    def _check_evaluation(self, parts: _Parts) -> None:
+        if self._config.rollout.eval_interval is None:
+            return
+        if parts.evaluation.backend.compares and parts.eval_runner.eval_samples < 2:
+            raise EnvironmentPackageError(
+                "the environment compares the rollouts of a task, and evaluations have one of each",
+                where=f"environment {parts.evaluation.backend.name}",
+                next_step="set rollout.n_samples_per_eval_prompt to 2 or more",
+            )
 
     def _check_room(self, prompt_tokens: int) -> None:
         limit = self._config.rollout.rollout_max_context_len

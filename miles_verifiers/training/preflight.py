@@ -18,14 +18,14 @@ from typing import Any
 from miles_verifiers import config as configuration
 from miles_verifiers import process, progress
 from miles_verifiers.config import RunConfig, TrainingSection
-from miles_verifiers.errors import RolloutError, TrainerError
+from miles_verifiers.errors import TrainerError
 from miles_verifiers.provision import expectations
 from miles_verifiers.provision.expectations import Row
 from miles_verifiers.rollout import interpreter
-from miles_verifiers.rollout.worker import RolloutWorker
-from miles_verifiers.rundir import RunDir
+from miles_verifiers.rundir import RunDir, env_role
 from miles_verifiers.training import cluster
 from miles_verifiers.training.loop import vocabulary_size
+from miles_verifiers.training.rollouts import Rollouts
 
 _STACK_MODULES = {
     "torch": "torch",
@@ -77,18 +77,9 @@ def look(config: RunConfig, run: RunDir) -> tuple[list[Row], dict[str, Any]]:
     progress.report("preflight: starting Ray")
     with cluster.local_cluster(num_gpus=gpus):
         stack = cluster.start_actor(StackWorker, python=run.python("stack"), num_gpus=gpus)
-        env = cluster.start_actor(
-            RolloutWorker,
-            config.model_dump(),
-            str(model),
-            ["http://127.0.0.1:9"],  # nothing is generated in a preflight; there is no engine yet
-            vocabulary_size(model),
-            str(run.logs / "preflight.log"),
-            python=run.python("env"),
-            pass_variables=config.environment.pass_variables,
-        )
+        # Nothing is generated in a preflight; there is no engine yet.
+        workers = Rollouts(config, run, model, ["http://127.0.0.1:9"], vocabulary_size(model), log="preflight")
         progress.report("preflight: a look from inside the workers")
-        looked = env.preflight.remote()
         (seen_stack,) = cluster.wait([stack.look.remote()], what="the stack's preflight", timeout=_TIMEOUT_S)
         (layer,) = cluster.wait(
             [stack.one_layer.remote(str(model), config.training, config.model.dtype)],
@@ -96,15 +87,16 @@ def look(config: RunConfig, run: RunDir) -> tuple[list[Row], dict[str, Any]]:
             timeout=_TIMEOUT_S,
             error=TrainerError,
         )
-        (seen_env,) = cluster.wait([looked], what="the environment's preflight", timeout=_TIMEOUT_S, error=RolloutError)
+        seen_envs = workers.wait_ready(timeout=_TIMEOUT_S)
     expected = expectations.read(run.expected)
-    rows = expectations.compare(expected["stack"], seen_stack) + expectations.compare(expected["env"], seen_env)
+    seen = {"stack": seen_stack, **{env_role(number): each for number, each in enumerate(seen_envs)}}
+    rows = [row for role, each in seen.items() for row in expectations.compare(expected[role], each)]
     rows.append(Row("stack", "model of one layer", "finite logits", f"{layer['parameters']} parameters"))
-    rows.append(
-        Row("env", "taskset", "", f"{seen_env['environment']['id']}, {seen_env['environment']['n_tasks']} tasks")
-    )
-    rows.append(Row("env", "first prompt", "", f"{seen_env['prompt_tokens']} tokens by {seen_env['renderer']}"))
-    return rows, {"stack": seen_stack, "env": seen_env, "trainer": layer}
+    for number, each in enumerate(seen_envs):
+        environment = each["environment"]
+        rows.append(Row(env_role(number), "taskset", "", f"{environment['id']}, {environment['n_tasks']} tasks"))
+        rows.append(Row(env_role(number), "first prompt", "", f"{each['prompt_tokens']} tokens by {each['renderer']}"))
+    return rows, {**seen, "trainer": layer}
 
 
 if __name__ == "__main__":

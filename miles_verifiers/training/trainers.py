@@ -16,7 +16,8 @@ from miles_verifiers.training import cluster
 
 Tick = Callable[[float], None]
 
-_KEEP_MEMORY = {
+_ON_CPU = {
+    "OMP_WAIT_POLICY": "passive",  # as in the engine: a spinning thread waits in vain for one that has no core
     # glibc gives every large tensor back to the kernel and asks for zeroed pages again: a third of a training step on the
     # CPU was page faults. Kept in the process, the same step took 22 s instead of 35. (The engine gains nothing from it.)
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
@@ -46,6 +47,9 @@ class TrainerActor:
     def save(self, root: str, iteration: int, extra: dict[str, Any]) -> None:
         self._trainer.save(Path(root), iteration, extra)
 
+    def annotate(self, root: str, iteration: int, extra: dict[str, Any]) -> None:
+        self._trainer.annotate(Path(root), iteration, extra)
+
 
 class Trainers:
     """All ranks. Every method calls all of them, since each is a collective, and returns rank 0's answer."""
@@ -56,7 +60,7 @@ class Trainers:
         # Ray gives an actor without CPUs a single OpenMP thread; the trainer has the machine to itself while it steps.
         env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world_size))}
         if not config.training.num_gpus:
-            env |= _KEEP_MEMORY
+            env |= _ON_CPU
         init_method = f"tcp://127.0.0.1:{free_port()}"
         self._actors = [
             cluster.start_actor(
@@ -103,6 +107,10 @@ class Trainers:
         self._all(
             "save", str(root), iteration, extra, what="saving a checkpoint", timeout=self._config.training.load_timeout
         )
+
+    def annotate(self, root: Path, iteration: int, extra: dict[str, Any]) -> None:
+        """Replace the `extra` of a checkpoint that is there."""
+        self._all("annotate", str(root), iteration, extra, what="noting the place in the tasks", timeout=60)
 
     def _all(self, method: str, *arguments: Any, what: str, timeout: float, on_tick: Tick = lambda _: None) -> Any:
         refs = [getattr(actor, method).remote(*arguments) for actor in self._actors]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from miles_verifiers.config import RunConfig
-from miles_verifiers.verify import rewards, structure, training
+from miles_verifiers.verify import evaluations, rewards, structure, training
 from miles_verifiers.verify.figures import figures_of
 from miles_verifiers.verify.report import Finding, Report, RuleResult, Severity
 from miles_verifiers.verify.rule import Rule
@@ -18,7 +18,7 @@ from miles_verifiers.verify.run import Rollout, Run
 
 __all__ = ["RULES", "Finding", "Report", "Rollout", "Rule", "RuleResult", "Run", "Severity", "check", "verify"]
 
-RULES: tuple[Rule, ...] = (*structure.RULES, *rewards.RULES, *training.RULES)
+RULES: tuple[Rule, ...] = (*structure.RULES, *rewards.RULES, *training.RULES, *evaluations.RULES)
 
 
 def verify(run_dir: Path, config: RunConfig | None = None, *, vocab_size: int | None = None) -> Report:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
+from miles_verifiers.rollout.evaluation import summary
 from miles_verifiers.statistics import wilson_interval
 from miles_verifiers.verify.run import Run
 from miles_verifiers.verify.training import mismatch_mean, pass_count
@@ -23,8 +24,19 @@ def figures_of(run: Run) -> dict[str, Any]:
         "passed": passed,
         "pass_rate_interval": list(wilson_interval(passed, total)),
         "pass_rate_by_step": [_rate(*pass_count(run, [rollout])) for rollout in run.rollouts],
+        "evaluations": _evaluations(run),
         "mismatch_mean_by_step": [_finite(mismatch_mean(rollout)) for rollout in run.rollouts],
     }
+
+
+def _evaluations(run: Run) -> dict[str, list[float | None]]:
+    """Mean rewards in order of the evaluations, by environment."""
+    means: dict[str, list[float | None]] = {}
+    for evaluation in run.evaluations:
+        for label in sorted({sample.environment for sample in evaluation.samples}):
+            own = [sample for sample in evaluation.samples if sample.environment == label]
+            means.setdefault(label, []).append(_finite(summary(own, run.config.verify.pass_metric).mean))
+    return means
 
 
 def _rate(passed: int, total: int) -> float | None:

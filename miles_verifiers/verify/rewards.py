@@ -40,11 +40,15 @@ def finite_rewards(run: Run) -> Iterator[Problem]:
 
 @rule()
 def reward_names(run: Run) -> Iterator[Problem]:
-    """Every scored sample has exactly the environment's rewards."""
-    scored = [(where, sample) for where, sample in run.samples() if sample.reward is not None]
-    expected = set(run.config.verify.reward_names or (scored[0][1].rewards if scored else ()))
-    for where, sample in scored:
-        missing, unknown = expected - sample.rewards.keys(), sample.rewards.keys() - expected
+    """Every scored sample has exactly its environment's rewards."""
+    configured = set() if run.config.environments else set(run.config.verify.reward_names)
+    expected: dict[str, set[str]] = {}
+    for where, sample in run.samples():
+        if sample.reward is None:
+            continue
+        # Where the configuration names none, and where there are several environments: those of the first sample.
+        names = configured or expected.setdefault(sample.environment, set(sample.rewards))
+        missing, unknown = names - sample.rewards.keys(), sample.rewards.keys() - names
         if missing or unknown:
             yield Problem(where, f"rewards missing: {sorted(missing)}, unknown: {sorted(unknown)}")
 

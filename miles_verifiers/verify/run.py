@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from miles_verifiers import config as configuration
 from miles_verifiers.config import RunConfig
-from miles_verifiers.dump import read_rollout, rollout_files
+from miles_verifiers.dump import Kind, read_rollout, rollout_files
 from miles_verifiers.errors import ConfigError, MilesVerifiersError
 from miles_verifiers.manifest import Manifest
 from miles_verifiers.metrics import load_metrics
@@ -46,7 +46,12 @@ class Run:
     config: RunConfig
     rollouts: list[Rollout] = field(default_factory=list)
     """The files that could be read, in order of their steps."""
+    evaluations: list[Rollout] = field(default_factory=list)
+    """The files of dump/eval."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    """Records of training steps."""
+    eval_metrics: list[dict[str, Any]] = field(default_factory=list)
+    """Records of evaluations."""
     manifest: Manifest | None = None
     vocab_size: int | None = None
     """Token ids of the run's model are below it; None where the model's configuration cannot be read."""
@@ -67,6 +72,17 @@ class Run:
         if vocab_size is None:
             run._load_vocab_size()
         return run
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the run ended because its tasks did."""
+        return bool(self.metrics) and self.metrics[-1].get("ending") == "tasks ran out"
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the run has to have."""
+        configured = self.config.training.num_steps
+        return min(configured, self.metrics[-1]["step"] + 1) if self.ran_out else configured
 
     def samples(self) -> Iterator[tuple[str, Sample]]:
         """Every sample of the run with its place."""
@@ -89,19 +105,21 @@ class Run:
         return sample.metrics.get(self.config.verify.pass_metric) == 1
 
     def _load_rollouts(self) -> None:
-        files = rollout_files(self.folder)
-        for done, (step, path) in enumerate(files.items(), start=1):
-            name = path.relative_to(self.folder).as_posix()
-            try:
-                self.rollouts.append(Rollout(step, name, read_rollout(path)))
-            except MilesVerifiersError as error:
-                self.unreadable.append((name, error.what))
-            report("reading the dump", done, len(files))
+        kinds: tuple[tuple[Kind, list[Rollout]], ...] = (("rollout", self.rollouts), ("eval", self.evaluations))
+        for kind, loaded in kinds:
+            files = rollout_files(self.folder, kind)
+            for done, (step, path) in enumerate(files.items(), start=1):
+                name = path.relative_to(self.folder).as_posix()
+                try:
+                    loaded.append(Rollout(step, name, read_rollout(path)))
+                except MilesVerifiersError as error:
+                    self.unreadable.append((name, error.what))
+                report("reading the dump", done, len(files))
 
     def _load_metrics(self) -> None:
         try:
             file = load_metrics(self.folder)
-            self.metrics, self.torn = file.records, file.torn
+            self.metrics, self.torn, self.eval_metrics = file.records, file.torn, file.evaluations
         except MilesVerifiersError as error:
             self.unreadable.append(("metrics.jsonl", f"{error.what} ({Path(error.where).name})"))
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from miles_verifiers.metrics import METRIC_FIELDS
+from miles_verifiers.rollout.causes import EQUAL_REWARDS
 from miles_verifiers.samples import STATUSES
 from miles_verifiers.verify.rule import Problem, Rule, rule
 from miles_verifiers.verify.run import Run
@@ -26,20 +27,20 @@ def readable(run: Run) -> Iterator[Problem]:
 @rule()
 def rollout_files(run: Run) -> Iterator[Problem]:
     """There is one rollout file for each training step, numbered from 0."""
-    expected = set(range(run.config.training.num_steps))
+    expected = set(range(run.num_steps))
     found = {rollout.step for rollout in run.rollouts}
     for step in sorted(expected - found):
         yield Problem(f"dump/rollout/{step:06d}.parquet", "missing or unreadable")
     for rollout in run.rollouts:
         if rollout.step not in expected:
-            yield Problem(rollout.name, f"the run has {run.config.training.num_steps} steps, counted from 0")
+            yield Problem(rollout.name, f"the run has {run.num_steps} steps, counted from 0")
 
 
 @rule()
 def metrics_records(run: Run) -> Iterator[Problem]:
     """metrics.jsonl has one whole record per training step, in order."""
     steps = [record["step"] for record in run.metrics]
-    expected = list(range(run.config.training.num_steps))
+    expected = list(range(run.num_steps))
     if steps != expected:
         yield Problem("metrics.jsonl", f"records of steps {steps}, expected {expected}")
     for record in run.metrics:
@@ -50,10 +51,30 @@ def metrics_records(run: Run) -> Iterator[Problem]:
 
 @rule()
 def sample_counts(run: Run) -> Iterator[Problem]:
-    """Every step has rollout_batch_size x n_samples_per_prompt samples."""
+    """Every step has rollout_batch_size x n_samples_per_prompt samples, but for the last one where tasks ran out."""
+    expected = run.config.samples_per_step
     for rollout in run.rollouts:
-        if len(rollout.samples) != run.config.samples_per_step:
-            yield Problem(rollout.name, f"{len(rollout.samples)} samples, expected {run.config.samples_per_step}")
+        count = len(rollout.samples)
+        if count != expected and not (run.ran_out and rollout.step == run.num_steps - 1 and 0 < count < expected):
+            yield Problem(rollout.name, f"{count} samples, expected {expected}")
+
+
+@rule()
+def full_steps(run: Run) -> Iterator[Problem]:
+    """Every step was filled in time."""
+    for record in run.metrics:
+        if record.get("ending") not in ("full", "tasks ran out"):
+            yield Problem(f"metrics.jsonl step {record['step']}", f"ending is {record.get('ending')!r}")
+
+
+@rule()
+def dropped_groups(run: Run) -> Iterator[Problem]:
+    """No group was dropped because its rollouts failed; those that a filter dropped do not count."""
+    for record in run.metrics:
+        dropped = record.get("dropped_groups")
+        for cause, count in dropped.items() if isinstance(dropped, dict) else ():
+            if cause != EQUAL_REWARDS and not cause.startswith("filter"):
+                yield Problem(f"metrics.jsonl step {record['step']}", f"{count} group(s) dropped: {cause}")
 
 
 @rule()
@@ -172,6 +193,8 @@ RULES: tuple[Rule, ...] = (
     rollout_files,
     metrics_records,
     sample_counts,
+    full_steps,
+    dropped_groups,
     groups,
     sample_order,
     statuses,

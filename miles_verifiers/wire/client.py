@@ -8,14 +8,14 @@ is given up (deadline, or the caller was cancelled) the engine is told, so that 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import uuid
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-import aiohttp
 import orjson
 
 from miles_verifiers.errors import (
@@ -26,9 +26,10 @@ from miles_verifiers.errors import (
     ReplyInvalid,
     RequestRefused,
 )
+from miles_verifiers.wire.http import Connections, FirstByteLate, NoAnswer, Origin
+from miles_verifiers.wire.http_parser import Answer, BrokenAnswer
 
 _BUSY = frozenset({429, 503})
-_JSON = {"Content-Type": "application/json"}
 _ROUTING_HEADER = "X-SMG-Routing-Key"
 """sglang-router's header for consistent hashing; SGLang itself ignores it on /generate (0.5.23)."""
 
@@ -38,10 +39,24 @@ class Deadlines:
     """Seconds."""
 
     connect: float = 10.0
+    first_byte: float | None = None
+    """From sending a request to the first byte of its answer. SGLang answers in one piece when everything is sampled, so
+    None, which leaves it to `total`, is right but where replies are known to be short."""
     total: float = 240.0
     """One request, repeats included."""
     abort: float = 5.0
     """Telling the engine to give up a request."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What the client did since it was made."""
+
+    attempts: int = 0
+    """Requests sent to engines, repeats included."""
+    repeats: int = 0
+    aborts: int = 0
+    """Requests that an engine was told to give up."""
 
 
 T = TypeVar("T")
@@ -75,11 +90,14 @@ class EngineClient:
         if not urls:
             raise ValueError("an engine client needs at least one url")
         self.urls = [url.rstrip("/") for url in urls]
+        self._origins = {url: Origin.of(url) for url in self.urls}
         self.deadlines = deadlines or Deadlines()
+        self.traffic = Traffic()
         self._attempts = attempts
-        self._max_connections = max_connections
+        self._slots = asyncio.Semaphore(max_connections)
+        self._connections = Connections(self.deadlines.connect)
+        self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self._turn = 0
-        self._session: aiohttp.ClientSession | None = None
         self._aborts: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -96,13 +114,11 @@ class EngineClient:
             raise EngineUnreachable("the client was closed")
         url = self._engine_of(session)
         try:
-            async with asyncio.timeout(self.deadlines.total):
+            async with asyncio.timeout(self.deadlines.total), self._slots:
                 raw, where = await self._repeat(url, payload, session)
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"no complete answer within {self.deadlines.total:g} s",
-                where=f"engine {url}, session {session or '-'}",
-                next_step="raise rollout.request_timeout, or see the engine's log for why it is slow",
+            raise _late(
+                f"no complete answer within {self.deadlines.total:g} s", f"engine {url}, session {session or '-'}"
             ) from None
         try:
             reply = orjson.loads(raw)
@@ -115,8 +131,8 @@ class EngineClient:
         self._closed = True
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=self.deadlines.abort)
-        if self._session is not None:
-            await self._session.close()
+        self._connections.close()
+        await asyncio.sleep(0)  # transports close their sockets in the next round of the loop
 
     def _engine_of(self, session: str | None) -> str:
         if session is not None:
@@ -126,14 +142,16 @@ class EngineClient:
 
     async def _repeat(self, url: str, payload: Mapping[str, Any], session: str | None) -> tuple[bytes, str]:
         for attempt in range(1, self._attempts + 1):
-            rid = uuid.uuid4().hex
+            rid = f"{self._name}-{next(self._numbers)}"
             where = f"request {rid} to engine {url}"
+            self.traffic.attempts += 1
             try:
                 return await self._once(url, rid, payload, session, where), where
             except _Unanswered as failed:
                 if attempt == self._attempts:
                     raise failed.error.at(f"{where}, attempt {attempt} of {self._attempts}") from failed
                 await asyncio.sleep(max(failed.wait, _backoff(attempt)))
+                self.traffic.repeats += 1
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _once(self, url: str, rid: str, payload: Mapping[str, Any], session: str | None, where: str) -> bytes:
@@ -141,61 +159,46 @@ class EngineClient:
             body = orjson.dumps({**payload, "rid": rid})
         except TypeError as error:  # orjson.JSONEncodeError is a TypeError
             raise RequestRefused(f"the request cannot be written as JSON: {error}", where=where) from None
-        headers = _JSON if session is None else {**_JSON, _ROUTING_HEADER: _header_value(session)}
+        headers = "" if session is None else f"{_ROUTING_HEADER}: {_header_value(session)}\r\n"
         try:
-            response = await self._post(f"{url}/generate", body, headers)
-            async with response:
-                if response.status == 200:
-                    return await response.read()
-                self._raise_for(response, await response.read(), where)
+            answer = await self._connections.post(
+                self._origins[url], "/generate", body, headers, first_byte=self.deadlines.first_byte
+            )
         except asyncio.CancelledError:
             self._abort(url, rid)
             raise
-        except aiohttp.ClientError as error:
-            raise ReplyInvalid(f"the answer broke off: {_text(error)}", where=where) from None
-        raise AssertionError("unreachable: _raise_for raises")
+        except FirstByteLate:
+            self._abort(url, rid)
+            raise _late(f"no answer began within {self.deadlines.first_byte:g} s", where) from None
+        except NoAnswer as error:
+            hint = "see the engine's log; is its process alive?"
+            raise _Unanswered(EngineUnreachable(f"the engine did not answer: {error}", next_step=hint)) from None
+        except BrokenAnswer as error:
+            raise ReplyInvalid(f"the answer broke off: {error}", where=where) from None
+        if answer.status != 200:
+            self._raise_for(answer, where)
+        return answer.body
 
-    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        try:
-            return await self._connections().post(url, data=body, headers=headers)
-        except (aiohttp.ClientConnectionError, aiohttp.ServerTimeoutError) as error:
-            raise _Unanswered(
-                EngineUnreachable(
-                    f"the engine did not answer: {_text(error)}",
-                    next_step="see the engine's log; is its process alive?",
-                )
-            ) from None
-
-    def _raise_for(self, response: aiohttp.ClientResponse, raw: bytes, where: str) -> None:
-        said = _message(raw)
-        if response.status in _BUSY:
-            raise _Unanswered(EngineBusy(f"the engine is busy: {said}"), _retry_after(response))
-        if response.status in (400, 413, 422):
+    def _raise_for(self, answer: Answer, where: str) -> NoReturn:
+        said = _message(answer.body)
+        if answer.status in _BUSY:
+            raise _Unanswered(EngineBusy(f"the engine is busy: {said}"), _retry_after(answer))
+        if answer.status in (400, 413, 422):
             kind = PromptTooLong if "context length" in said else RequestRefused
             raise kind(f"the engine refused the request: {said}", where=where)
-        raise ReplyInvalid(f"the engine answered {response.status}: {said}", where=where)
-
-    def _connections(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._max_connections),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                # No bound on reading: the deadline of the whole request is ours, and an answer comes in one piece.
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect),
-                read_bufsize=2**18,
-            )
-        return self._session
+        raise ReplyInvalid(f"the engine answered {answer.status}: {said}", where=where)
 
     def _abort(self, url: str, rid: str) -> None:
         """Tell the engine in the background: whoever was cancelled must not wait for it."""
 
+        self.traffic.aborts += 1
+
         async def tell() -> None:
-            timeout = aiohttp.ClientTimeout(total=self.deadlines.abort)
             body = orjson.dumps({"rid": rid})
             try:
-                async with self._connections().post(f"{url}/abort_request", data=body, headers=_JSON, timeout=timeout):
-                    pass
-            except (aiohttp.ClientError, TimeoutError):
+                async with asyncio.timeout(self.deadlines.abort):
+                    await self._connections.post(self._origins[url], "/abort_request", body)
+            except (NoAnswer, BrokenAnswer, TimeoutError):
                 pass  # an engine that cannot be told is not sampling for us either: the connection is closed
 
         task = asyncio.get_running_loop().create_task(tell())
@@ -203,20 +206,27 @@ class EngineClient:
         task.add_done_callback(self._aborts.discard)
 
 
+def _late(what: str, where: str) -> DeadlineExceeded:
+    hint = "raise rollout.request_timeout, or see the engine's log for why it is slow"
+    return DeadlineExceeded(what, where=where, next_step=hint)
+
+
 def _backoff(attempt: int) -> float:
     """Seconds before the next attempt: 0.1, 0.2, 0.4, ... at most 2, of which up to half is taken away at random."""
     return min(0.1 * 2.0 ** (attempt - 1), 2.0) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
 
 
-def _retry_after(response: aiohttp.ClientResponse) -> float:
+def _retry_after(answer: Answer) -> float:
     try:
-        seconds: float = float(response.headers.get("Retry-After", "0"))
-        return min(max(seconds, 0.0), 10.0)
+        seconds = float(answer.headers.get(b"retry-after", b"0"))
     except ValueError:  # an HTTP date; the backoff serves as well
         return 0.0
+    return min(seconds, 10.0) if seconds > 0.0 else 0.0
 
 
 def _header_value(text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(char for char in text if char.isascii() and char.isprintable())
 
 
@@ -232,7 +242,3 @@ def _message(raw: bytes) -> str:
             if isinstance(error, dict) and error.get(key):
                 return str(error[key])[:500]
     return str(body)[:500]
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

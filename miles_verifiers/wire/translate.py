@@ -11,7 +11,7 @@ GenerationAborted come out as errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import orjson
 
 from miles_verifiers.errors import PromptTooLong, RequestRefused
 from miles_verifiers.wire.fields import BODY, SAMPLING, Field, Kind
-from miles_verifiers.wire.reply import Generation, checked_reply
+from miles_verifiers.wire.reply import Generation, checked_reply, integers_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,32 +100,12 @@ def _mapped(given: Mapping[Any, Any], table: Mapping[str, Field], prefix: str) -
             continue
         if field.action == "refuse":
             raise RequestRefused(f"{prefix}{name} is not supported: {field.reason}")
-        if not _is(value, field.kind):
+        if not _IS[field.kind](value):
             raise RequestRefused(f"{prefix}{name} is not a valid {field.kind}: {value!r:.80}")
         if field.target in out:
             raise RequestRefused(f"{prefix}{name} is given twice, under two names of {field.target}")
         out[field.target] = value
     return out
-
-
-def _is(value: object, kind: Kind) -> bool:
-    match kind:
-        case "int":
-            return type(value) is int and -(2**63) <= value < 2**63
-        case "number":  # NaN would reach the engine as null, which means its default
-            return (type(value) is int and abs(value) < 2**53) or (type(value) is float and math.isfinite(value))
-        case "bool":
-            return type(value) is bool
-        case "text":
-            return _encodable(value)
-        case "texts":
-            return _encodable(value) or (isinstance(value, list) and all(map(_encodable, value)))
-        case "bias":  # token id, as JSON's key, -> what is added to its logit
-            return isinstance(value, Mapping) and all(
-                isinstance(k, str) and k.isascii() and k.isdigit() and _is(v, "number") for k, v in value.items()
-            )
-        case "ids" | "object":
-            return True  # looked at where they are used
 
 
 def _encodable(value: object) -> bool:
@@ -139,11 +119,47 @@ def _encodable(value: object) -> bool:
     return True
 
 
+def _is_int(value: object) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _is_number(value: object) -> bool:
+    """NaN would reach the engine as null, which means its default."""
+    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < 2**53)
+
+
+def _is_texts(value: object) -> bool:
+    return _encodable(value) or (isinstance(value, list) and all(map(_encodable, value)))
+
+
+def _is_bias(value: object) -> bool:
+    """Token id, as JSON's key, -> what is added to its logit."""
+    return isinstance(value, Mapping) and all(
+        isinstance(k, str) and k.isascii() and k.isdigit() and _is_number(v) for k, v in value.items()
+    )
+
+
+def _looked_at_later(value: object) -> bool:
+    return True
+
+
+_IS: dict[Kind, Callable[[object], bool]] = {
+    "int": _is_int,
+    "number": _is_number,
+    "bool": lambda value: type(value) is bool,
+    "text": _encodable,
+    "texts": _is_texts,
+    "bias": _is_bias,
+    "ids": _looked_at_later,
+    "object": _looked_at_later,
+}
+
+
 def checked_ids(ids: object, vocab_size: int, name: str) -> Sequence[int]:
     """`ids` if it is a list of integers in [0, vocab_size). Raises RequestRefused with the first that is not."""
     if not isinstance(ids, (list, tuple)):
         raise RequestRefused(f"{name} is not a list of token ids")
-    if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size):
+    if ids and (integers_json(ids) is None or max(ids) >= vocab_size):
         at, bad = next((i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)
         raise RequestRefused(
             f"{name}[{at}] = {bad!r:.40} is not a token id below the vocabulary size {vocab_size}",
@@ -156,7 +172,8 @@ def from_sglang(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, wh
     """renderers' response for SGLang's reply to `prompt_ids`; `where` names request and engine in errors.
 
     `choices[0]` holds `token_ids` [N], `logprobs.content` [N] of `{"token": "token_id:<id>", "logprob": nats}` and
-    `finish_reason`, stop or length. Raises ReplyInvalid, which names the field, and GenerationAborted.
+    `finish_reason`, stop or length. `weight_versions` says under which weights the tokens were sampled, in order.
+    Raises ReplyInvalid, which names the field, and GenerationAborted.
     """
     response: dict[str, Any] = orjson.loads(
         response_json(checked_reply(reply, prompt_ids=prompt_ids, vocab_size=vocab_size, where=where))
@@ -182,22 +199,23 @@ def response_json(generation: Generation) -> bytes:
     """renderers' response as JSON, assembled from whole parts: an object per token and its encoding would cost five times
     as much, most of it in the garbage collector.
     """
-    ids, logprobs = generation.token_ids, generation.logprobs
-    content: list[bytes] = [b""] * (2 * len(ids))
+    ids = generation.token_ids
     # Extended slices must match in length: ids and log-probs are bound one to one, as zip(strict=True) would.
-    content[0::2] = map(_entry, ids)
-    content[1::2] = orjson.dumps(logprobs)[1:-1].split(b",") if logprobs else []
+    parts: list[bytes] = [b""] * (2 * len(ids))
+    parts[0::2] = map(_entry, ids)
+    parts[1::2] = generation.logprobs_json.split(b",") if ids else []
+    if ids:
+        parts[0] = parts[0][2:]  # nothing to close or separate before the first
+    versions = [{"version": span.version, "count": span.count} for span in generation.weight_versions]
+    tail = {"prompt_tokens": generation.prompt_tokens, "completion_tokens": len(ids)}
     return b"".join(
         (
-            b'{"request_id":',
-            orjson.dumps(generation.request_id),
-            b',"choices":[{"token_ids":',
-            orjson.dumps(ids),
-            b',"logprobs":{"content":[',
-            b"".join(content)[2:],
+            b'{"request_id":%b,"choices":[{"token_ids":[' % orjson.dumps(generation.request_id),
+            generation.ids_json,
+            b'],"logprobs":{"content":[',
+            *parts,
             b"}]}" if ids else b"]}",
-            b',"finish_reason":"%s"}],"usage":' % generation.finish_reason.encode(),
-            orjson.dumps({"prompt_tokens": generation.prompt_tokens, "completion_tokens": len(ids)}),
-            b"}",
+            b',"finish_reason":"%b"}],"usage":%b,"weight_versions":%b}'
+            % (generation.finish_reason.encode(), orjson.dumps(tail), orjson.dumps(versions)),
         )
     )

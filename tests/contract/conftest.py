@@ -60,6 +60,18 @@ def unknown_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model_folder(tmp_path_factory.mktemp("models") / "unknown", model_type="llama")
 
 
+@pytest.fixture(autouse=True)
+def _lock_of_this_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """renderers holds one asyncio lock per process (client.py, 0.1.8 to 0.1.12), which takes the first loop that waits for it
+    for the only one. A rollout worker has one loop, these tests have one each."""
+    import asyncio
+
+    import renderers.client
+
+    (name,) = (name for name, value in vars(renderers.client).items() if isinstance(value, asyncio.Lock))
+    monkeypatch.setattr(renderers.client, name, asyncio.Lock())
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # SWIG types of sentencepiece, which transformers imports, warn when they are made, some as late as the interpreter's
     # end. A warning that is an error leaves them unmade, and the interpreter dies of a segmentation fault (Python 3.11).

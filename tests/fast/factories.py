@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,10 @@ def metrics_record(step: int, *, pass_rate: float, reward_mean: float) -> dict[s
         "reward_mean": reward_mean,
         "pass_rate": pass_rate,
         "response_length_mean": 2.0,
+        "ending": "full",
+        "dropped_groups": {},
+        "causes": {},
+        "retried": {},
         "loss": -0.01,
         "grad_norm": 1.25,
         "clip_fraction": 0.0,
@@ -110,6 +114,9 @@ class Draft:
     metrics: list[dict[str, Any]]
     weights: dict[str, str]
     model: dict[str, Any]
+    evaluations: dict[int, list[Sample]] = field(default_factory=dict)
+    """By the step that they were made before."""
+    eval_metrics: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, run_dir: Path) -> Path:
         """Writes past the checks of `dump`, as a foreign or a broken program would."""
@@ -117,14 +124,16 @@ class Draft:
         model.mkdir(parents=True)
         (model / "config.json").write_text(json.dumps(self.model))
         (run_dir / "config.toml").write_text(tomli_w.dumps(self.table))
-        (run_dir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in self.metrics))
+        records = [*self.metrics, *self.eval_metrics]
+        (run_dir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         manifest = Manifest.create(run_dir, profile="cpu", config_hash="0")
         for when, digest in self.weights.items():
             manifest.record_weights(when, digest)
-        folder = run_dir / "dump" / "rollout"
-        folder.mkdir(parents=True)
-        for step, samples in enumerate(self.steps):
-            pq.write_table(dump.to_table(samples), folder / f"{step:06d}.parquet")
+        for kind, files in (("rollout", dict(enumerate(self.steps))), ("eval", self.evaluations)):
+            folder = run_dir / "dump" / kind
+            folder.mkdir(parents=True)
+            for step, samples in files.items():
+                pq.write_table(dump.to_table(samples), folder / f"{step:06d}.parquet")
         return run_dir
 
     def configure(self, **sections: dict[str, Any]) -> None:
@@ -145,6 +154,19 @@ def good_run() -> Draft:
         metrics_record(1, pass_rate=3 / 8, reward_mean=0.625),
     ]
     return Draft(config_table(), steps, metrics, {"before": "aa", "after": "bb"}, {"vocab_size": VOCAB_SIZE})
+
+
+def evaluated_run() -> Draft:
+    """The good run with evaluations before its first step and at its end: the groups of step 0, of which 2 of 8 passed."""
+    draft = good_run()
+    draft.configure(rollout={"eval_interval": 4})
+    for step in (0, 2):
+        draft.evaluations[step] = _step(0, [ONE_WINNER, ONE_WINNER])
+        for member in draft.evaluations[step]:
+            member.weight_versions = [WeightSpan(str(step), 2)]
+        figures = {"tasks": 2, "n": 8, "missing": 0, "mean": 0.5, "low": 0.5, "high": 0.5, "pass_rate": 0.25}
+        draft.eval_metrics.append({"step": step, "eval": {"golf": {**figures, "response_length_mean": 2.0}}})
+    return draft
 
 
 def learning_run(passing_groups: list[int]) -> Draft:

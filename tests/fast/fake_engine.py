@@ -42,6 +42,8 @@ class FakeEngine:
         self.headers: list[dict[str, str]] = []
         self.aborted: list[str] = []
         self.url = ""
+        self.model_info: Reply = {"model_path": "/nowhere", "is_generation": True, "weight_version": "7"}
+        self.model_card: Reply = {"id": "tiny", "object": "model", "max_model_len": 128}
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.text())
@@ -56,10 +58,18 @@ class FakeEngine:
         self.aborted.append(json.loads(await request.text())["rid"])
         return web.Response()
 
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self.model_card]})
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return web.json_response(self.model_info)
+
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=2**24)
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/abort_request", self._abort)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/model_info", self._model_info)
         # Requests of clients that went away are still being answered when a test ends.
         self._runner = web.AppRunner(app, shutdown_timeout=0.05)
         await self._runner.setup()

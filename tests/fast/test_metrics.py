@@ -105,3 +105,18 @@ def test_a_file_that_cannot_be_written_is_an_error_of_the_host(tmp_path: Path) -
 
 def test_the_record_of_the_factory_is_a_full_one() -> None:
     assert tuple(metrics_record(0, pass_rate=0.0, reward_mean=0.0)) == METRIC_FIELDS
+
+
+def test_evaluations_are_kept_apart_and_cut_with_their_steps(tmp_path: Path) -> None:
+    """The one before step 1 was made after step 0, and is made again by a run that starts at step 1."""
+    evaluations = [{"step": step, "eval": {"golf": {"mean": 0.5}}} for step in (0, 1, 2)]
+    for record in [evaluations[0], RECORDS[0], evaluations[1], RECORDS[1], evaluations[2]]:
+        dump.append_metrics(tmp_path, record)
+    file = load_metrics(tmp_path)
+    assert (file.records, file.evaluations) == (RECORDS[:2], evaluations)
+    assert dump.read_metrics(tmp_path) == RECORDS[:2]
+    dump.truncate_metrics(tmp_path, 1)
+    file = load_metrics(tmp_path)
+    assert (file.records, file.evaluations) == (RECORDS[:1], evaluations[:1])
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [evaluations[0], RECORDS[0]]

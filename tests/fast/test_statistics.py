@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from fractions import Fraction
 from itertools import combinations
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miles_verifiers.statistics import fisher_greater, wilson_interval
+from miles_verifiers.statistics import fisher_greater, mean_interval, student_quantile, wilson_interval
 
 
 def test_fisher_on_the_lady_tasting_tea() -> None:
@@ -65,3 +66,42 @@ def test_impossible_counts_are_refused(counts: tuple[int, int]) -> None:
         fisher_greater(*counts, 1, 2)
     with pytest.raises(ValueError, match="not a pass count"):
         fisher_greater(1, 2, *counts)
+
+
+# Table of Student's t, two-sided 95 %, as printed in any textbook.
+@pytest.mark.parametrize(
+    ("freedom", "quantile", "relative"),
+    [(1, 12.7062, 1e-5), (2, 4.30265, 1e-5), (3, 3.18245, 0.01), (4, 2.77645, 0.003), (5, 2.57058, 0.001),
+     (10, 2.22814, 1e-4), (30, 2.04227, 1e-5), (1000, 1.96234, 1e-5)],
+)  # fmt: skip
+def test_student_quantiles_are_those_of_the_tables(freedom: int, quantile: float, relative: float) -> None:
+    assert student_quantile(0.975, freedom) == pytest.approx(quantile, rel=relative)
+    assert student_quantile(0.025, freedom) == pytest.approx(-quantile, rel=relative)
+
+
+def test_the_interval_of_a_mean() -> None:
+    # 1, 2, 3: mean 2, s = 1, t(2) = 4.30265.
+    low, high = mean_interval([1.0, 2.0, 3.0]) or (0.0, 0.0)
+    assert (low, high) == (pytest.approx(2 - 4.30265 / 3**0.5, rel=1e-5), pytest.approx(2 + 4.30265 / 3**0.5, rel=1e-5))
+    assert mean_interval([0.5, 0.5]) == (0.5, 0.5)
+    assert mean_interval([0.5]) is None
+    assert mean_interval([]) is None
+
+
+@pytest.mark.parametrize(("probability", "freedom"), [(0.0, 3), (1.0, 3), (0.5, 0)])
+def test_impossible_quantiles(probability: float, freedom: int) -> None:
+    with pytest.raises(ValueError, match="no quantile"):
+        student_quantile(probability, freedom)
+
+
+def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
+    """Of 2,000 samples of 8 numbers about 95 % of the intervals hold the true mean; a 50 % interval holds it half the time."""
+    rng = random.Random(7)
+    hits = {0.95: 0, 0.5: 0}
+    for _ in range(2000):
+        values = [rng.gauss(3.0, 2.0) for _ in range(8)]
+        for level in hits:
+            low, high = mean_interval(values, level) or (0.0, 0.0)
+            hits[level] += low <= 3.0 <= high
+    assert 0.94 < hits[0.95] / 2000 < 0.96
+    assert 0.47 < hits[0.5] / 2000 < 0.53

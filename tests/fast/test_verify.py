@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import ENGINE, Draft, good_run, sample
+from factories import ENGINE, Draft, evaluated_run, good_run, sample
 
 from miles_verifiers import verify as verification
 from miles_verifiers.errors import VerificationFailed
@@ -23,10 +23,38 @@ def judged(draft: Draft, run_dir: Path) -> Report:
 def test_a_good_run_passes_every_rule(tmp_path: Path) -> None:
     report = judged(good_run(), tmp_path / "run")
     assert report.findings == []
-    asked = len(verification.RULES) - 1
-    assert report.summary == f"verify: {asked} rules passed"
-    assert [result.name for result in report.rules if result.status == "not asked for"] == ["learning"]
+    unasked = {"learning", "evaluation_files", "evaluation_weights", "evaluation_figures"}
+    assert report.summary == f"verify: {len(verification.RULES) - len(unasked)} rules passed"
+    assert {result.name for result in report.rules if result.status == "not asked for"} == unasked
     report.raise_if_failed()
+
+
+def test_a_good_run_with_evaluations_passes_every_rule(tmp_path: Path) -> None:
+    report = judged(evaluated_run(), tmp_path / "run")
+    assert report.findings == []
+    assert [result.name for result in report.rules if result.status == "not asked for"] == ["learning"]
+
+
+def test_a_run_may_end_when_its_tasks_do(tmp_path: Path) -> None:
+    draft = good_run()
+    draft.configure(training={"num_steps": 9})
+    del draft.steps[1][4:]
+    draft.metrics[1].update(ending="tasks ran out", samples=4, groups=1, pass_rate=0.5, reward_mean=0.75)
+    assert judged(draft, tmp_path / "run").findings == []
+
+
+def test_groups_left_over_by_the_step_before_may_be_kept(tmp_path: Path) -> None:
+    """Their log-probs are those of other weights than the trainer's: the gate looks at the others alone."""
+    draft = good_run()
+    for member in draft.steps[1][:4]:
+        member.weight_versions = [WeightSpan("0", 2)]
+        member.train_log_probs = [-1.5, -0.25]
+    draft.metrics[1].update(mismatch_mean=(4 * 1.0 + 4 * 2e-5) / 16, mismatch_max=1.0)
+    draft.configure(rollout={"surplus_groups": "keep"})
+    assert judged(draft, tmp_path / "kept").findings == []
+    # Control: a run that says that it keeps none may have none.
+    draft.configure(rollout={"surplus_groups": "rerun"})
+    assert set(judged(draft, tmp_path / "run").failed) == {"weight_versions", "mismatch_gate"}
 
 
 # Each case: what is done to the good run, the rules that must fail (all others must pass), the place that is named.
@@ -91,6 +119,25 @@ def a_record_without_a_field(draft: Draft) -> None:
 
 @case("sample_counts metrics_agree", "dump/rollout/000001.parquet")
 def a_group_is_missing(draft: Draft) -> None:
+    del draft.steps[1][4:]
+
+
+@case("full_steps", STEP_1)
+def a_step_that_ran_out_of_time(draft: Draft) -> None:
+    draft.metrics[1]["ending"] = "deadline"
+
+
+@case("dropped_groups", STEP_1)
+def a_group_whose_rollouts_failed(draft: Draft) -> None:
+    draft.metrics[0]["dropped_groups"] = {"equal rewards": 3, "filter: too easy": 1}
+    draft.metrics[1]["dropped_groups"] = {"group deadline": 1}
+
+
+@case("rollout_files sample_counts metrics_agree", "dump/rollout/000001.parquet")
+def the_tasks_ran_out_in_the_first_step(draft: Draft) -> None:
+    draft.metrics[0]["ending"] = "tasks ran out"
+    del draft.metrics[1]
+    del draft.steps[0][4:]
     del draft.steps[1][4:]
 
 
@@ -259,6 +306,18 @@ def a_reward_that_the_first_sample_has_not(draft: Draft) -> None:
     row_3(draft).rewards["shortest"] = 0.0
 
 
+@case("reward_names", "dump/rollout/000001.parquet row 5")
+def rewards_of_another_environment(draft: Draft) -> None:
+    # Of two environments each has its own names; within one they are the same.
+    draft.table["environments"] = [{"source": "environments/other"}]
+    draft.configure(verify={"group_share_rewards": {}, "reward_names": []})
+    for member in draft.steps[1][4:]:
+        member.environment, member.rewards = "other", {"right": member.reward or 0.0}
+    draft.steps[1][4].rewards = {"wrong": draft.steps[1][4].reward or 0.0}
+    draft.steps[1][4], draft.steps[1][5] = draft.steps[1][5], draft.steps[1][4]
+    draft.steps[1][4].index, draft.steps[1][5].index = 12, 13
+
+
 @case("reward_sums advantages metrics_agree", ROW_3)
 def a_reward_beside_the_sum(draft: Draft) -> None:
     row_3(draft).reward = 0.5
@@ -415,6 +474,56 @@ def no_hash_of_the_trained_weights(draft: Draft) -> None:
 @case("learning", "")
 def too_few_steps_to_learn(draft: Draft) -> None:
     draft.configure(verify={"learning": True})
+
+
+def evaluated(draft: Draft) -> Sample:
+    """Makes the run one with evaluations; returns a sample of the last of them."""
+    other = evaluated_run()
+    draft.evaluations, draft.eval_metrics = other.evaluations, other.eval_metrics
+    draft.configure(rollout={"eval_interval": 4})
+    return draft.evaluations[2][0]
+
+
+EVAL_2 = "metrics.jsonl evaluation before step 2"
+
+
+@case("evaluation_files", "dump/eval")
+def no_evaluation_at_the_end(draft: Draft) -> None:
+    evaluated(draft)
+    del draft.evaluations[2], draft.eval_metrics[1]
+
+
+@case("evaluation_files", "dump/eval")
+def an_evaluation_that_nobody_asked_for(draft: Draft) -> None:
+    evaluated(draft)
+    draft.configure(rollout={"skip_eval_before_train": True})
+
+
+@case("evaluation_files", "metrics.jsonl")
+def an_evaluation_recorded_twice(draft: Draft) -> None:
+    evaluated(draft)
+    draft.eval_metrics.append(draft.eval_metrics[1])
+
+
+@case("evaluation_weights", "dump/eval/000002.parquet row 0")
+def evaluated_on_stale_weights(draft: Draft) -> None:
+    evaluated(draft).weight_versions = [WeightSpan("0", 2)]
+
+
+@case("evaluation_figures", EVAL_2)
+def a_flattering_evaluation(draft: Draft) -> None:
+    evaluated(draft)
+    draft.eval_metrics[1]["eval"]["golf"]["mean"] = 0.75
+
+
+@case("evaluation_figures", EVAL_2)
+def missing_samples_that_count_as_zero(draft: Draft) -> None:
+    evaluated(draft).reward = None
+
+
+@case("evaluation_figures", EVAL_2)
+def an_evaluation_of_another_environment(draft: Draft) -> None:
+    evaluated(draft).environment = "other"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -190,6 +190,7 @@ class TestFromSGLang:
                 }
             ],
             "usage": {"prompt_tokens": 3, "completion_tokens": 3},
+            "weight_versions": [{"version": "7", "count": 3}],
         }
 
     def test_an_empty_completion_is_a_reply(self) -> None:

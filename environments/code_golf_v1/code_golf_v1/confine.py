@@ -23,8 +23,8 @@ import signal
 import time
 from contextlib import suppress
 
-from code_golf_v1 import jail
-from code_golf_v1 import kernel as k
+from . import jail
+from . import kernel as k
 
 TYPE_CHECKING = False  # importing typing would cost more than a namespace does
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import resource
 import signal
 import sys
 
-from code_golf_v1 import kernel as k
+from . import kernel as k
 
 FEATURES = ("users", "network", "processes", "files", "identity", "paths", "calls")
 NOBODY = 65534

@@ -25,13 +25,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from code_golf_v1 import jail
+from . import jail
 
 Ending = Literal["exit", "signal", "time", "output", "abandoned", "setup", "empty"]
 
 # Isolated and without site-packages, both for safety and because it starts in 15 ms; so it must be told where we are.
-_BOOT = "import sys; sys.path.append(sys.argv[1]); from code_golf_v1.confine import main; main()"
-_PACKAGES = str(Path(__file__).resolve().parent.parent)
+# By its own package's name, and by the path without following links: two packages share this file.
+_BOOT = f"import sys; sys.path.append(sys.argv[1]); from {__package__}.confine import main; main()"
+_PACKAGES = str(Path(__file__).absolute().parent.parent)
 _GRACE_SECONDS = 10.0
 """What the supervisor may need beyond the program's own time, on a machine that is busy."""
 

@@ -7,7 +7,7 @@ of Megatron-LM (training/checkpointing.py), so its tools and Miles read these to
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,12 @@ def save(
 
     parallel.on_first(publish)
     return target
+
+
+def annotate(root: Path, iteration: int, extra: dict[str, Any]) -> None:
+    """Replace the caller's extra state of a checkpoint that is there; its weights are not touched. Every rank calls."""
+    folder = root / folder_name(iteration)
+    parallel.on_first(lambda: aside.write_json(folder / _NOTE, asdict(replace(read_note(folder), extra=extra))))
 
 
 def load(root: Path, model: Any, optimizer: Any = None) -> Note:

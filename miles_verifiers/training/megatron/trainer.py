@@ -178,6 +178,10 @@ class MegatronTrainer:
             extra=extra,
         )
 
+    def annotate(self, root: Path, iteration: int, extra: dict[str, Any]) -> None:
+        """Give the checkpoint `iteration`, which is there, another `extra`. Every rank calls."""
+        checkpoints.annotate(root, iteration, extra)
+
     def close(self) -> None:
         """Leave the process group."""
         parallel.stop()

@@ -1,4 +1,7 @@
-"""RolloutWorker with real Verifiers 0.2.0, its TrainClient and renderers; the engine is a fake that can fail."""
+"""RolloutWorker with real Verifiers, its TrainClient and renderers; the engine is a fake that can fail.
+
+The same tests for every supported Verifiers; what differs between its two APIs is said by `per_api`.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,34 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from code_golf_v1.tasks import SUBSETS
 from fake_engine import FakeEngine, good_reply, until
 from renderers.base import load_tokenizer
 
 from miles_verifiers import config
 from miles_verifiers.errors import EnvironmentPackageError, RolloutError
+from miles_verifiers.rollout.interpreter import SUPPORTED
 from miles_verifiers.rollout.worker import RolloutWorker
 from miles_verifiers.samples import from_row
 
 VOCAB = 320
 N = 4
+VERIFIERS = version("verifiers")
+
+
+def per_api(episodes: Any, env: Any) -> Any:
+    """What is expected of the episode API (0.2.x) and of the Env API (0.3 and newer)."""
+    return episodes if SUPPORTED[VERIFIERS] == "episodes" else env
+
+
+OTHER = next(supported for supported in SUPPORTED if supported != VERIFIERS)
+GOLF = per_api("code-golf-v1", "code-golf")
+SUBSETS = import_module(f"{GOLF.replace('-', '_')}.tasks").SUBSETS
 
 
 class Speaker:
@@ -45,6 +61,7 @@ class Speaker:
 
 def run_config(*overrides: str, taskset: str = "{ id = 'contract-env' }") -> dict[str, Any]:
     fixed = [
+        f"environment.verifiers='{VERIFIERS}'",
         f"environment.taskset={taskset}",
         "rollout.rollout_batch_size=2",
         f"rollout.n_samples_per_prompt={N}",
@@ -67,19 +84,33 @@ async def worker(
         await made.close()
 
 
-async def rows_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, **known: Any) -> list[dict[str, Any]]:
+def sessions_of(rollouts: RolloutWorker) -> dict[str, Any]:
+    assert rollouts._parts is not None
+    wire: Any = rollouts._parts.training.wire
+    return getattr(wire, "wire", wire)._sessions
+
+
+async def step_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, **known: Any) -> dict[str, Any]:
     async with FakeEngine(handler) as engine, worker(engine, folder, tmp_path, *overrides, **known) as rollouts:
         return await rollouts.generate(0)
+
+
+async def rows_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, **known: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = (await step_of(folder, tmp_path, handler, *overrides, **known))["rows"]
+    return rows
+
+
+STOP = "rollout.max_dropped_groups=1"
+"""Where nothing can be trained on: the second group that is dropped ends the step."""
 
 
 async def test_a_step(qwen3_folder: Path, tmp_path: Path) -> None:
     speaker = Speaker(qwen3_folder)
     async with FakeEngine(speaker) as engine, worker(engine, qwen3_folder, tmp_path) as rollouts:
-        first = await rollouts.generate(0)
-        second = await rollouts.generate(1)
+        step = await rollouts.generate(0)
+        first, second = step["rows"], (await rollouts.generate(1, step["cursor"]))["rows"]
         progress = await rollouts.progress()
-        assert rollouts._transport is not None
-        assert not rollouts._transport._sessions  # nothing is kept of sessions that are over
+        assert not sessions_of(rollouts)  # nothing is kept of sessions that are over
     assert [row["index"] for row in [*first, *second]] == list(range(16))
     assert [row["group_index"] for row in [*first, *second]] == [i // N for i in range(16)]
     assert [row["task_index"] for row in [*first, *second]] == [0] * 4 + [1] * 4 + [2] * 4 + [0] * 4
@@ -116,7 +147,7 @@ async def test_code_golf(unknown_folder: Path, tmp_path: Path) -> None:
         speaker,
         "rollout.rollout_batch_size=1",
         "rollout.max_concurrency=1",
-        taskset="{ id = 'code-golf-v1' }",
+        taskset=f"{{ id = '{GOLF}' }}",
     )
     assert [row["metrics"]["passed"] for row in rows] == [1.0, 1.0, 0.0, 0.0]
     assert [row["rewards"]["most_concise"] for row in rows] == [0.5, 0.0, 0.0, 0.0]
@@ -154,11 +185,12 @@ async def test_one_bad_reply_is_one_bad_sample(qwen3_folder: Path, tmp_path: Pat
 
 
 async def test_an_empty_reply_is_no_sample(qwen3_folder: Path, tmp_path: Path) -> None:
-    rows = await rows_of(
-        qwen3_folder, tmp_path, lambda request, body: good_reply([], prompt_tokens=len(body["input_ids"]))
-    )
-    assert {(row["status"], row["reward"]) for row in rows} == {("failed", None)}
-    assert all("reply is empty" in row["error"] for row in rows)
+    def nothing(request: Any, body: dict[str, Any]) -> dict[str, Any]:
+        return good_reply([], prompt_tokens=len(body["input_ids"]))
+
+    step = await step_of(qwen3_folder, tmp_path, nothing, STOP)
+    assert (step["rows"], step["ending"], step["dropped"]) == ([], "too many dropped", {"empty reply": 2})
+    assert step["causes"] == {"empty reply": 2 * N}
 
 
 async def test_a_reply_that_is_cut_is_truncated(qwen3_folder: Path, tmp_path: Path) -> None:
@@ -169,35 +201,57 @@ async def test_a_reply_that_is_cut_is_truncated(qwen3_folder: Path, tmp_path: Pa
     assert {(row["status"], row["error"]) for row in rows} == {("truncated", "")}
 
 
-async def test_a_prompt_over_the_context_is_truncated(qwen3_folder: Path, tmp_path: Path) -> None:
+async def test_a_prompt_over_the_context_is_no_sample(qwen3_folder: Path, tmp_path: Path) -> None:
     long = "{ id = 'contract-env', prompt = '" + "x" * 600 + "' }"
-    rows = await rows_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), taskset=long)
-    assert {row["status"] for row in rows} == {"truncated"}
-    assert {row["stop_condition"] for row in rows} == {"context_length"}
-    assert all("exceeds the context" in row["error"] for row in rows)
+    step = await step_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), STOP, taskset=long)
+    assert (step["rows"], step["dropped"]) == ([], {"prompt too long": 2})
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "cause", "logged"),
     [
         (
             "{ group_reward = 'raises' }",
-            "scoring: TaskError: task EchoTask group scoring: ZeroDivisionError: no winner",
+            "group scoring failed",
+            per_api(
+                "scoring: TaskError: task EchoTask group scoring: ZeroDivisionError: no winner",
+                "scoring: ZeroDivisionError: no winner",
+            ),
         ),
-        ("{ group_reward = 'hangs' }", "scoring: group rewards took more than 0.5 s"),
-        ("{ reward = 'nan' }", "scoring: the reward 'right' is nan"),
-        ("{ reward = 'raises' }", "TaskError: task EchoTask scoring: KeyError"),
+        ("{ group_reward = 'hangs' }", "scoring deadline", "scoring: group rewards took more than 0.5 s"),
+        ("{ reward = 'nan' }", "bad reward", "scoring: the reward 'right' is nan"),
+        ("{ reward = 'raises' }", "scoring failed", "TaskError: task EchoTask scoring: KeyError"),
+        ("{ reward = 'hangs' }", "scoring deadline", "TaskError: scoring timed out"),
+        ("{ setup = 'hangs' }", "setup deadline", "TaskError: task setup timed out"),
+        ("{ setup = 'raises' }", "setup failed", "TaskError: task setup: OSError"),
     ],
 )
-async def test_scoring_that_fails_keeps_the_tokens(qwen3_folder: Path, tmp_path: Path, task: str, said: str) -> None:
+async def test_what_fails_is_counted_under_its_name(
+    qwen3_folder: Path, tmp_path: Path, task: str, cause: str, logged: str
+) -> None:
     taskset = f"{{ id = 'contract-env', task = {task} }}"
-    rows = await rows_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), "rollout.scoring_timeout=0.5", taskset=taskset)
-    assert len(rows) == 8
-    for row in rows:
-        assert (row["status"], row["reward"]) == ("failed", None)
-        assert row["error"].startswith(said)
-        assert row["response_length"] == 3
-        assert row["weight_versions"] == [{"version": "7", "count": 3}]
+    overrides = ("rollout.scoring_timeout=0.5", "rollout.setup_timeout=0.5", STOP)
+    step = await step_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), *overrides, taskset=taskset)
+    assert (step["rows"], step["ending"], step["dropped"]) == ([], "too many dropped", {cause: 2})
+    assert step["causes"] == {cause: 2 * N}
+    assert logged in (tmp_path / "logs" / "rollout.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("task", "retries", "retried"),
+    [
+        ("{ group_reward = 'raises once' }", "rollout.scoring_retries=1", {}),
+        ("{ reward = 'raises once' }", "rollout.rollout_retries=1", {"scoring failed": 2 * N}),
+    ],
+)
+async def test_what_fails_once_is_tried_again(
+    qwen3_folder: Path, tmp_path: Path, task: str, retries: str, retried: dict[str, int]
+) -> None:
+    taskset = f"{{ id = 'contract-env', task = {task} }}"
+    step = await step_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), STOP, retries, taskset=taskset)
+    assert (step["ending"], step["dropped"], step["retried"]) == ("full", {}, retried)
+    assert {(row["status"], row["reward"]) for row in step["rows"]} == {("completed", 1.5)}
+    assert {row["timings"].get("retries", 0.0) for row in step["rows"]} == {1.0 if retried else 0.0}
 
 
 async def stalled(request: Any) -> None:
@@ -210,7 +264,7 @@ async def test_a_stalled_rollout_ends_alone_and_is_aborted_in_the_engine(qwen3_f
         engine.handler = lambda r, b: stalled(r) if next(numbers) == 2 else speaker(r, b)
         async with worker(engine, qwen3_folder, tmp_path, "rollout.rollout_timeout=0.5") as rollouts:
             began = time.monotonic()
-            rows = await rollouts.generate(0)
+            rows = (await rollouts.generate(0))["rows"]
             assert time.monotonic() - began < 10
             await until(lambda: len(engine.aborted) == 1)
     bad = [row for row in rows if row["error"]]
@@ -218,10 +272,24 @@ async def test_a_stalled_rollout_ends_alone_and_is_aborted_in_the_engine(qwen3_f
     assert engine.aborted == [engine.bodies[2]["rid"]]
 
 
-async def test_a_request_over_its_deadline_is_a_failed_sample(qwen3_folder: Path, tmp_path: Path) -> None:
-    rows = await rows_of(qwen3_folder, tmp_path, lambda request, body: stalled(request), "rollout.request_timeout=0.3")
-    assert {row["status"] for row in rows} == {"failed"}
-    assert all(row["error"].startswith("DeadlineExceeded: no complete answer within 0.3 s") for row in rows)
+async def test_a_request_over_its_deadline_is_counted_as_that(qwen3_folder: Path, tmp_path: Path) -> None:
+    overrides = ("rollout.request_timeout=0.3", STOP)
+    step = await step_of(qwen3_folder, tmp_path, lambda request, body: stalled(request), *overrides)
+    assert (step["dropped"], step["causes"]) == ({"request deadline": 2}, {"request deadline": 2 * N})
+
+
+async def test_a_groups_deadline_ends_it_alone_and_aborts_it_in_the_engine(qwen3_folder: Path, tmp_path: Path) -> None:
+    speaker, numbers = Speaker(qwen3_folder), itertools.count()
+    async with FakeEngine() as engine:
+        engine.handler = lambda r, b: stalled(r) if next(numbers) == 2 else speaker(r, b)
+        async with worker(engine, qwen3_folder, tmp_path, "rollout.group_timeout=1.0") as rollouts:
+            step = await rollouts.generate(0)
+            await until(lambda: len(engine.aborted) == 1)
+    # Group rewards want all of a group, so it is dropped and the third task takes its place.
+    assert (step["ending"], len(step["rows"])) == ("full", 2 * N)
+    assert sum(step["dropped"].values()) == 1
+    assert step["causes"]["group deadline"] == 1
+    assert engine.aborted == [engine.bodies[2]["rid"]]
 
 
 async def test_the_steps_deadline_ends_what_is_left_and_keeps_what_is_done(qwen3_folder: Path, tmp_path: Path) -> None:
@@ -234,15 +302,13 @@ async def test_the_steps_deadline_ends_what_is_left_and_keeps_what_is_done(qwen3
     async with FakeEngine(handler) as engine:
         overrides = ("rollout.batch_timeout=1.5", "rollout.max_concurrency=2")
         async with worker(engine, qwen3_folder, tmp_path, *overrides) as rollouts:
-            rows = await rollouts.generate(0)
+            step = await rollouts.generate(0)
             await until(lambda: len(engine.aborted) == 2)
-    assert [row["status"] for row in rows] == ["completed"] * 4 + ["failed"] * 4
-    reasons = sorted(row["error"] for row in rows[N:])
-    assert (
-        reasons
-        == ["the step's deadline passed before the rollout began"] * 2
-        + ["the step's deadline passed during the rollout"] * 2
-    )
+    assert (step["ending"], [row["status"] for row in step["rows"]]) == ("deadline", ["completed"] * N)
+    assert (step["dropped"], step["causes"]) == ({"batch deadline": 1}, {"batch deadline": N})
+    log = (tmp_path / "logs" / "rollout.log").read_text()
+    assert log.count("the step's deadline passed before the rollout began") == 2
+    assert log.count("the step's deadline passed during the rollout") == 2
 
 
 async def test_cancelling_a_step_aborts_it_in_the_engine(qwen3_folder: Path, tmp_path: Path) -> None:
@@ -305,14 +371,15 @@ async def test_inline_and_null_harness_make_the_same_samples(
     qwen3_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The null harness's program runs here in this interpreter, where Verifiers would let uv fetch one for it."""
-    from verifiers.v1.harnesses.null.harness import PROGRAM_SOURCE
+    import verifiers.v1.harnesses.null.harness as null
     from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
     program = tmp_path / "null_program.py"
-    program.write_text(PROGRAM_SOURCE)
+    program_source = getattr(null, "PROGRAM_SOURCE", None) or null.CHAT_PROGRAM_SOURCE  # until 0.3.1, and in 0.4.0
+    program.write_text(program_source)
 
-    async def prepared(self: Any, source: str, env: Any) -> list[str]:
-        assert source == PROGRAM_SOURCE
+    async def prepared(self: Any, source: str, env: Any, **_: Any) -> list[str]:
+        assert source == program_source
         return [sys.executable, str(program)]
 
     monkeypatch.setattr(SubprocessRuntime, "prepare_uv_script", prepared)
@@ -333,9 +400,9 @@ async def test_preflight_says_what_is_really_there(qwen3_folder: Path, tmp_path:
     async with FakeEngine() as engine, worker(engine, qwen3_folder, tmp_path) as rollouts:
         found = await rollouts.preflight()
     assert found["executable"] == sys.executable
-    assert found["packages"]["verifiers"]["version"] == "0.2.0"
+    assert found["packages"]["verifiers"]["version"] == VERIFIERS
     assert found["packages"]["renderers"]["origin"].endswith("renderers/__init__.py")
-    assert found["environment"]["origin"].endswith("contract_env.py")
+    assert found["environment"]["origin"].endswith(per_api("contract_env_v02.py", "contract_env_v03.py"))
     assert found["environment"]["n_tasks"] == 3
     assert (found["renderer"], found["harness"]) == ("qwen3", "inline")
     assert "chat template agrees" in found["renderer_line"]
@@ -352,7 +419,8 @@ async def test_preflight_says_what_is_really_there(qwen3_folder: Path, tmp_path:
         ((), "{ id = '' }", "taskset.id"),
         ((), "{ id = 'contract-env', size = 0 }", "the taskset is empty"),
         ((), "{ id = 'contract-env', colour = 1 }", "colour"),
-        (("environment.verifiers='0.3.1'",), "{ id = 'contract-env' }", "0.2.0 is installed"),
+        (("environment.verifiers='0.3.0'",), "{ id = 'contract-env' }", "0.3.0 is not supported"),
+        ((f"environment.verifiers='{OTHER}'",), "{ id = 'contract-env' }", f"{VERIFIERS} is installed"),
         (("environment.harness='no-such-harness'",), "{ id = 'contract-env' }", "no_such_harness"),
         ((), f"{{ id = 'contract-env', prompt = '{'x' * 600}' }}", "context length is 512"),
     ],

@@ -1,0 +1,1 @@
+"""Benchmarks, each against a stated peer or limit: `nox -s bench -- NAME`."""

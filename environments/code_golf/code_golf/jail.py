@@ -1,0 +1,1 @@
+../../code_golf_v1/code_golf_v1/jail.py

@@ -1,0 +1,61 @@
+"""The deadlines over one group: its own, which starts with its first rollout, and that of the batch that it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+GROUP = "the group's deadline"
+BATCH = "the step's deadline"
+
+
+class GroupClock:
+    """`deadline` is that of the batch, on the running loop's clock; `timeout` the seconds that the group itself has."""
+
+    def __init__(self, deadline: float, timeout: float) -> None:
+        self._batch, self._timeout = deadline, timeout
+        self._own = math.inf
+        self._limits: set[asyncio.Timeout] = set()
+
+    def start(self) -> None:
+        """The first rollout of the group has begun. Waiting for a free slot is not the group's time."""
+        if math.isinf(self._own):
+            self._own = asyncio.get_running_loop().time() + self._timeout
+            for limit in self._limits:
+                if not limit.expired():
+                    limit.reschedule(self.end)
+
+    @property
+    def end(self) -> float:
+        """On the loop's clock; earlier once the group has started."""
+        return min(self._own, self._batch)
+
+    def left(self) -> float:
+        """Seconds, never negative."""
+        return max(0.0, self.end - asyncio.get_running_loop().time())
+
+    def is_over(self) -> bool:
+        return self.left() <= 0.0
+
+    def whose(self) -> str:
+        """The deadline that comes first, in words."""
+        return GROUP if self._own < self._batch else BATCH
+
+    @contextlib.asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Cancels the block at the deadline and raises TimeoutError, also where the group starts within the block."""
+        async with asyncio.timeout_at(self.end) as limit:
+            self._limits.add(limit)
+            try:
+                yield
+            finally:
+                self._limits.discard(limit)
+
+    async def wait(self, running: Sequence[asyncio.Task[Any]]) -> None:
+        """Returns when all are done or a deadline has passed; ends none of them."""
+        with contextlib.suppress(TimeoutError):
+            async with self.limit():
+                await asyncio.wait(running)

@@ -1,0 +1,50 @@
+"""The real server under `enable_deterministic_inference`: a seed gives the same reply, whatever runs beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miles_verifiers.config import EngineSection
+from miles_verifiers.engine import calls
+from miles_verifiers.engine.server import EngineServer, free_port
+from miles_verifiers.provision import model_tiny
+
+PROMPT = list(range(20, 40))
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    folder = tmp_path_factory.mktemp("qwen3")
+    model_tiny.write(folder)
+    config = EngineSection(
+        max_total_tokens=4096, max_running_requests=16, start_timeout=200, enable_deterministic_inference=True
+    )
+    options: dict[str, Any] = {"dtype": "float32", "context_length": 512, "port": free_port()}
+    log = tmp_path_factory.mktemp("log") / "engine.log"
+    with EngineServer(config, python=Path(sys.executable), model=folder, log=log, **options) as server:
+        yield server
+
+
+def reply(engine: EngineServer, seed: int) -> list[int]:
+    sampling = {"temperature": 1.0, "max_new_tokens": LENGTH, "sampling_seed": seed, "ignore_eos": True}
+    status, answer = calls.call(
+        f"{engine.url}/generate", {"input_ids": PROMPT, "sampling_params": sampling}, timeout=60
+    )
+    assert status == 200, answer
+    return list(answer["output_ids"])
+
+
+def test_seeds_decide_and_neighbours_do_not(engine: EngineServer) -> None:
+    alone = [reply(engine, seed) for seed in range(6)]
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(lambda seed: reply(engine, seed % 6), range(12)))
+    assert together == alone * 2
+    # Control: seeds that were ignored would give one reply, or never the same one.
+    assert len({tuple(ids) for ids in alone}) == 6
