@@ -14,7 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
+from projects import project
 
 from miles_verifiers.files import sha256
 from miles_verifiers.manifest import Manifest
@@ -22,13 +24,33 @@ from miles_verifiers.provision.roles import Roles
 from miles_verifiers.provision.stack import STACK_PYTHON_VARIABLE, probe
 from miles_verifiers.rundir import cache_root
 
-SETTINGS = (
-    "--profile", "cpu",
-    "--set", "model.source=tiny:qwen3",
-    "--set", "rollout.rollout_max_response_len=32",
-    "--set", "training.num_steps=1",
-    "--set", "verify.min_passed=0",
-)  # fmt: skip
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "COMPANY_LOGIN")
+CONFIG = """
+model.source = "tiny:qwen3"
+verify.min_passed = 0
+training.num_steps = 1
+
+[rollout]
+rollout_batch_size = 4
+rollout_max_response_len = 32
+eval_interval = 1
+
+[environment]
+source = "{spy}"
+verifiers = "0.2.1"
+taskset = {{ id = "spy-env" }}
+pass_variables = ["JUDGE_KEY"]
+eval_tasks = 1
+n_samples_per_eval_prompt = 2
+
+[[environments]]
+source = "environments/code_golf"
+verifiers = "0.4.0"
+taskset = {{ id = "code-golf" }}
+eval_tasks = 1
+n_samples_per_eval_prompt = 2
+"""
+"""Two environments that no one interpreter can hold: Verifiers 0.2.1 with mcp < 2, and 0.4.0 with mcp == 2.0.0."""
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
 
 
@@ -80,33 +102,63 @@ def read_only(image: Path) -> list[str]:
     return wrapper if allowed else []
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1500)
 def test_the_whole_job_runs_on_it_and_leaves_no_trace_in_it(image: Path, tmp_path: Path) -> None:
+    spy = project(
+        tmp_path / "spy", "spy-env", "verifiers==0.2.1", code=(Path(__file__).parent / "spy_env.py").read_text()
+    )
+    (tmp_path / "config.toml").write_text(CONFIG.format(spy=spy))
     before = fingerprint(image)
     (python,) = (image / "bin").iterdir()
     env = {
         **os.environ,
+        **dict.fromkeys(SECRETS, "secret"),
+        "JUDGE_KEY": "given",
         STACK_PYTHON_VARIABLE: str(python),
         "MILES_VERIFIERS_CACHE": str(tmp_path / "cache"),
-        "HF_TOKEN": "secret",
     }
-    command = [sys.executable, "-P", "-m", "miles_verifiers", "e2e", "--run-dir", str(tmp_path / "run"), *SETTINGS]
+    command = [sys.executable, "-P", "-m", "miles_verifiers", "e2e", "--profile", "cpu"]
+    options = ["--run-dir", str(tmp_path / "run"), "--config", str(tmp_path / "config.toml")]
     done = subprocess.run(
-        [*read_only(image), *command], env=env, capture_output=True, text=True, timeout=1000, check=False
+        [*read_only(image), *command, *options], env=env, capture_output=True, text=True, timeout=1300, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert fingerprint(image) == before
-
-    manifest = Manifest.load(tmp_path / "run")
-    facts = {(row["role"], row["what"]): row for row in manifest.phases["prepare"].figures["preflight"]["facts"]}
-    site_packages = str(next((image / "lib").iterdir()) / "site-packages")
-    for package in ("torch", "sglang", "megatron-core", "ray", "transformers"):
-        assert facts["stack", package]["found"].endswith(site_packages), "it is the image's"
-    # Two versions of openai in one run, each from its own place.
-    assert facts["stack", "openai"]["found"].endswith(site_packages)
-    assert str(tmp_path / "cache" / "venvs" / "env-") in facts["env", "openai"]["found"]
-    assert facts["stack", "openai"]["found"].split()[0] != facts["env", "openai"]["found"].split()[0]
     assert not list((tmp_path / "cache" / "venvs").glob("stack-cpu-*")), "no second stack was built"
+    check_facts(Manifest.load(tmp_path / "run").phases["prepare"].figures["preflight"]["facts"], image)
+    check_rollouts(tmp_path / "run")
+
+
+def check_facts(rows: list[dict[str, str]], image: Path) -> None:
+    """The preflight's table shows different versions side by side, each from its own place."""
+    found = {(row["role"], row["what"]): row["found"] for row in rows}
+    site_packages = str(next((image / "lib").iterdir()) / "site-packages")
+    for package in ("torch", "sglang", "megatron-core", "ray", "transformers", "openai"):
+        assert found["stack", package].endswith(site_packages), "it is the image's"
+    versions = {role: found[role, "openai"].split()[0] for role in ("stack", "env", "env-1")}
+    assert versions["stack"] != versions["env"]
+    assert "/venvs/env-" in found["env", "openai"]
+    assert (found["env", "verifiers"].split()[0], found["env-1", "verifiers"].split()[0]) == ("0.2.1", "0.4.0")
+    assert found["env", "renderers"].split()[0] != found["env-1", "renderers"].split()[0]
+
+
+def check_rollouts(run: Path) -> None:
+    """Both environments were trained on and evaluated; no program of a rollout saw a secret, or more than was passed."""
+    rows = [
+        row for file in sorted(run.glob("dump/*/*.parquet")) for row in pyarrow.parquet.read_table(file).to_pylist()
+    ]
+    assert {row["environment"] for row in rows} == {"spy-env", "code-golf"}
+    assert {
+        row["environment"] for row in pyarrow.parquet.read_table(run / "dump" / "eval" / "000000.parquet").to_pylist()
+    } == {
+        "spy-env",
+        "code-golf",
+    }
+    metrics = [dict(row["metrics"]) for row in rows if row["environment"] == "spy-env"]
+    assert metrics
+    for seen in metrics:
+        assert (seen["secrets"], seen["judge"]) == (0.0, 1.0)
+        assert seen["variables"] > 3, "the control: there is an environment to look at"
 
 
 def test_the_stand_in_is_what_it_stands_for(image: Path) -> None:
