@@ -19,7 +19,7 @@ from miles_verifiers.provision.expectations import Expected
 from miles_verifiers.provision.install import TRIED
 from miles_verifiers.provision.looks import look_at
 from miles_verifiers.provision.recipes import Recipe, locked_versions, normalised
-from miles_verifiers.provision.stack import Interpreter, candidate_python, image_stack, probe
+from miles_verifiers.provision.stack import Interpreter, candidate_python, check_version, image_stack, probe
 
 _BASE_BYTES = 9_000_000_000
 _OVERLAY_BYTES = 1_000_000_000
@@ -43,6 +43,7 @@ class Roles:
         """The interpreter that provides the stack."""
         if self._base is None:
             image = image_stack(self._gpus) if self._gpus else probe(candidate_python())
+            check_version(image)
             # Also without GPUs: where an image provides the stack, a second one would be 6 GB for nothing.
             self._base = probe(venvs.python_of(self._ensure(base_recipe()))) if image.missing else image
         return self._base
