@@ -35,7 +35,7 @@ ci-short: $(NOX)  ## what every commit must pass
 	$(NOX) -s lint types fast stack contract prepare convert e2e_verifiers
 
 ci-long: ci-short  ## the same, that it survives faults, and that it learns
-	$(NOX) -s faults
+	$(NOX) -s faults frozen
 	$(MAKE) learn
 
 clean:  ## remove .venv, Nox's venvs and tool caches; runs and the shared cache stay
