@@ -71,14 +71,19 @@ def _job(session: nox.Session, command: str) -> None:
     )
 
 
-def _role_tests(session: nox.Session, role: str, *folders: str, settings: tuple[str, ...] = ()) -> None:
-    """Tests in the interpreter of a role, which the product itself builds."""
+def _role_python(session: nox.Session, role: str, settings: tuple[str, ...] = ()) -> str:
+    """The interpreter of a role, which the product itself builds."""
     _install(session, "package.txt")
     options = [part for setting in settings for part in ("--set", setting)]
     python = session.run("miles-verifiers", "venv", role, "--profile", "cpu", *options, silent=True, stderr=None)
     assert isinstance(python, str)
+    return python.strip()
+
+
+def _role_tests(session: nox.Session, role: str, *folders: str, settings: tuple[str, ...] = ()) -> None:
+    """Tests in the interpreter of a role."""
     session.run(
-        python.strip(),
+        _role_python(session, role, settings),
         "-P",
         "-m",
         "pytest",
@@ -88,6 +93,11 @@ def _role_tests(session: nox.Session, role: str, *folders: str, settings: tuple[
         interrupt_timeout=INTERRUPT_S,
         terminate_timeout=TERMINATE_S,
     )
+
+
+def _verifiers(version: str) -> tuple[str, ...]:
+    """Settings for a version of Verifiers and the environment of ours for it."""
+    return (f"environment.verifiers='{version}'", f"environment.source=environments/{VERIFIERS[version]}")
 
 
 @nox.session
@@ -128,6 +138,11 @@ def contract(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """A benchmark against its peer or limit: `-- wire` names it, `-- wire --help` its options. On a quiet machine."""
+    if session.posargs[:1] == ["rollout"]:  # over both of Verifiers' APIs, in an environment's interpreter
+        for version in ("0.2.0", "0.4.0"):
+            python = _role_python(session, "env", _verifiers(version))
+            session.run(python, "-m", "bench", *session.posargs, external=True)
+        return
     _install(session, "package.txt")
     session.run("python", "-m", "bench", *session.posargs)
 
@@ -136,9 +151,8 @@ def bench(session: nox.Session) -> None:
 @nox.parametrize("verifiers", list(VERIFIERS))
 def compat(session: nox.Session, verifiers: str) -> None:
     """The contract tests on every supported Verifiers, each in its own locked interpreter, with a fake engine."""
-    environment = f"environments/{VERIFIERS[verifiers]}"
-    settings = (f"environment.verifiers='{verifiers}'", f"environment.source={environment}")
-    _role_tests(session, "contract", "tests/contract", f"{environment}/tests", settings=settings)
+    tests = f"environments/{VERIFIERS[verifiers]}/tests"
+    _role_tests(session, "contract", "tests/contract", tests, settings=_verifiers(verifiers))
 
 
 @nox.session

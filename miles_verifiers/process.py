@@ -213,7 +213,8 @@ def main_of_child(body: Callable[[], None]) -> int:
         with interruptible(), files.disk_errors_named():
             body()
     except MilesVerifiersError as error:
-        print(_ERROR_MARK + _dump_error(error), flush=True)
+        if PARENT_VARIABLE in os.environ:
+            print(_ERROR_MARK + _dump_error(error), flush=True)
         print(f"error: {error}", flush=True)
         return error.exit_code
     return 0

@@ -162,6 +162,8 @@ class EnvBackend:
         try:
             await clock.wait(running)
             for play, performance in zip(plays, running, strict=True):
+                if performance.done():
+                    continue
                 if play.watched or self._attempts is not None:
                     play.end()
                 else:

@@ -96,7 +96,7 @@ class Play:
 
     def end(self) -> None:
         """The deadline has passed: `run` ends with what is finished. Unfinished rollouts are cancelled."""
-        if self.limit is not None and not self.limit.expired():
+        if self.limit is not None:
             self.limit.reschedule(asyncio.get_running_loop().time())
 
     def results(self) -> list[Rollout]:
@@ -156,10 +156,13 @@ class Play:
         async def bounded_run(task: Any, agents: Any) -> None:
             for seat in self.setting.seats:
                 self._watch(getattr(agents, seat))
-            async with asyncio.timeout(None) as self.limit:
-                if self.setting.clock.is_over():
-                    self.limit.reschedule(asyncio.get_running_loop().time())
-                await run(task, agents)
+            try:
+                async with asyncio.timeout(None) as self.limit:
+                    if self.setting.clock.is_over():
+                        self.end()
+                    await run(task, agents)
+            finally:
+                self.limit = None
 
         async def bounded_finalize(task: Any, episode: Any) -> None:
             episode.traces[:] = [trace for trace in episode.traces if trace.id in self.watched]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
-from test_rollouts import N, Speaker, step_of, worker
+from rollouts import N, Speaker, step_of, worker
 
 from miles_verifiers.errors import ConfigError, EnvironmentPackageError
 from miles_verifiers.rollout.evaluation import summary

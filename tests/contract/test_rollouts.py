@@ -7,101 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_engine import FakeEngine, good_reply, until
-from renderers.base import load_tokenizer
+from rollouts import (
+    GOLF,
+    OTHER,
+    STOP,
+    SUBSETS,
+    VERIFIERS,
+    N,
+    Speaker,
+    per_api,
+    rows_of,
+    run_programs_here,
+    sessions_of,
+    step_of,
+    worker,
+)
 
-from miles_verifiers import config
 from miles_verifiers.errors import EnvironmentPackageError, RolloutError
-from miles_verifiers.rollout.interpreter import SUPPORTED
-from miles_verifiers.rollout.worker import RolloutWorker
 from miles_verifiers.samples import from_row
-
-VOCAB = 320
-N = 4
-VERIFIERS = version("verifiers")
-
-
-def per_api(episodes: Any, env: Any) -> Any:
-    """What is expected of the episode API (0.2.x) and of the Env API (0.3 and newer)."""
-    return episodes if SUPPORTED[VERIFIERS] == "episodes" else env
-
-
-OTHER = next(supported for supported in SUPPORTED if supported != VERIFIERS)
-GOLF = per_api("code-golf-v1", "code-golf")
-SUBSETS = import_module(f"{GOLF.replace('-', '_')}.tasks").SUBSETS
-
-
-class Speaker:
-    """An engine's model: answers "Say x" with x, or as `says` decides."""
-
-    def __init__(self, folder: Path, says: Callable[[str, int], str] | None = None) -> None:
-        self.tokenizer = load_tokenizer(str(folder))
-        self.says = says or (lambda prompt, count: re.findall(r"Say (\w+)", prompt)[-1])
-        self.count = itertools.count()
-
-    def ids(self, text: str) -> list[int]:
-        return [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
-
-    def __call__(self, request: Any, body: dict[str, Any]) -> dict[str, Any]:
-        text = self.says(self.tokenizer.decode(body["input_ids"]), next(self.count))
-        return good_reply(self.ids(text), prompt_tokens=len(body["input_ids"]))
-
-
-def run_config(*overrides: str, taskset: str = "{ id = 'contract-env' }") -> dict[str, Any]:
-    fixed = [
-        f"environment.verifiers='{VERIFIERS}'",
-        f"environment.taskset={taskset}",
-        "rollout.rollout_batch_size=2",
-        f"rollout.n_samples_per_prompt={N}",
-        "rollout.rollout_shuffle=false",
-        "rollout.rollout_max_context_len=512",
-    ]
-    return config.load("cpu", overrides=[*fixed, *overrides]).model_dump()
-
-
-@asynccontextmanager
-async def worker(
-    engine: FakeEngine, folder: Path, tmp_path: Path, *overrides: str, **known: Any
-) -> AsyncIterator[RolloutWorker]:
-    made = RolloutWorker(
-        run_config(*overrides, **known), str(folder), [engine.url], VOCAB, str(tmp_path / "logs" / "rollout.log")
-    )
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
-def sessions_of(rollouts: RolloutWorker) -> dict[str, Any]:
-    assert rollouts._parts is not None
-    wire: Any = rollouts._parts.training.wire
-    return getattr(wire, "wire", wire)._sessions
-
-
-async def step_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, **known: Any) -> dict[str, Any]:
-    async with FakeEngine(handler) as engine, worker(engine, folder, tmp_path, *overrides, **known) as rollouts:
-        return await rollouts.generate(0)
-
-
-async def rows_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, **known: Any) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = (await step_of(folder, tmp_path, handler, *overrides, **known))["rows"]
-    return rows
-
-
-STOP = "rollout.max_dropped_groups=1"
-"""Where nothing can be trained on: the second group that is dropped ends the step."""
 
 
 async def test_a_step(qwen3_folder: Path, tmp_path: Path) -> None:
@@ -370,19 +301,7 @@ async def test_max_turns_is_kept(qwen3_folder: Path, tmp_path: Path) -> None:
 async def test_inline_and_null_harness_make_the_same_samples(
     qwen3_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The null harness's program runs here in this interpreter, where Verifiers would let uv fetch one for it."""
-    import verifiers.v1.harnesses.null.harness as null
-    from verifiers.v1.runtimes.subprocess import SubprocessRuntime
-
-    program = tmp_path / "null_program.py"
-    program_source = getattr(null, "PROGRAM_SOURCE", None) or null.CHAT_PROGRAM_SOURCE  # until 0.3.1, and in 0.4.0
-    program.write_text(program_source)
-
-    async def prepared(self: Any, source: str, env: Any, **_: Any) -> list[str]:
-        assert source == program_source
-        return [sys.executable, str(program)]
-
-    monkeypatch.setattr(SubprocessRuntime, "prepare_uv_script", prepared)
+    run_programs_here(monkeypatch, tmp_path)
     made = {}
     for harness in ("inline", "null"):
         overrides = (

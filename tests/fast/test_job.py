@@ -11,7 +11,7 @@ from miles_verifiers import config, job
 from miles_verifiers.config import RunConfig
 from miles_verifiers.errors import HostError, InputError
 from miles_verifiers.manifest import Manifest, fingerprint
-from miles_verifiers.plan import Command
+from miles_verifiers.plan import Command, plan, train_command
 from miles_verifiers.rundir import RunDir, model_name
 
 
@@ -128,3 +128,29 @@ def test_the_unfinished_run_of_the_same_configuration_is_chosen(settings: RunCon
 )
 def test_a_models_folder_is_named_after_its_source(source: str, name: str) -> None:
     assert model_name(source) == name
+
+
+def test_every_environment_has_a_role_of_its_own(tmp_path: Path) -> None:
+    table = config.load("cpu").model_dump(exclude_none=True)
+    table["environments"] = [{**table["environment"], "name": "golf again", "weight": 0.5}]
+    several = config.validate(table, where="the test")
+    planned = [command.what for command in plan(several, RunDir(tmp_path / "run"), tmp_path / "cache")]
+    assert [what.split(":")[0] for what in planned if what.startswith("role env")] == ["role env", "role env-1"]
+    # What is written for the run's processes says the same.
+    with job.opened(several, RunDir(tmp_path / "run"), tmp_path / "cache"):
+        assert config.read(RunDir(tmp_path / "run").config) == several
+
+
+def test_an_environment_that_is_not_there_is_named_before_anything_is_made(tmp_path: Path) -> None:
+    table = config.load("cpu").model_dump(exclude_none=True)
+    table["environments"] = [{"source": "environments/no_such"}]
+    run = RunDir(tmp_path / "run")
+    with pytest.raises(InputError, match="no_such"), job.opened(config.validate(table, "the test"), run, tmp_path):
+        pass
+    assert not run.path.exists()
+
+
+def test_evaluations_have_their_time(settings: RunConfig, tmp_path: Path) -> None:
+    with_evaluations = config.load("cpu", overrides=["rollout.eval_interval=1", "rollout.eval_timeout=100"])
+    timeouts = [train_command(each, RunDir(tmp_path)).timeout for each in (settings, with_evaluations)]
+    assert timeouts[1] - timeouts[0] >= 100 * (with_evaluations.training.num_steps + 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from factories import config_table
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miles_verifiers import config
@@ -23,6 +23,7 @@ def test_slots_by_hand() -> None:
     assert Mixer([3.0, 1.0]).slots(0, 8) == [0, 0, 1, 0, 0, 0, 1, 0]
 
 
+@settings(deadline=None)
 @given(weights=st.lists(st.floats(0.1, 10), min_size=1, max_size=5), count=st.integers(1, 200))
 def test_each_has_its_share_at_every_moment(weights: list[float], count: int) -> None:
     slots = Mixer(weights).slots(0, count)
@@ -31,6 +32,7 @@ def test_each_has_its_share_at_every_moment(weights: list[float], count: int) ->
         assert abs(slots.count(number) - share) < (1.001 if len(weights) < 3 else 2.001)
 
 
+@settings(deadline=None)
 @given(first=st.integers(0, 50), count=st.integers(1, 20))
 def test_a_slot_does_not_depend_on_what_was_asked_before(first: int, count: int) -> None:
     mixer = Mixer([2.0, 1.0, 0.5])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miles_verifiers.errors import RolloutError
@@ -76,6 +76,7 @@ def test_dropped_groups_make_room_for_the_next(surplus: str) -> None:
     )
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), wave=st.integers(3, 7), surplus=st.sampled_from(["rerun", "keep"]))
 def test_what_ends_first_does_not_matter(seed: int, wave: int, surplus: str) -> None:
     bad = random.Random(seed)
@@ -92,6 +93,7 @@ def test_what_ends_first_does_not_matter(seed: int, wave: int, surplus: str) -> 
 
 
 @pytest.mark.parametrize("surplus", ["rerun", "keep"])
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), stop=st.integers(0, 5))
 def test_a_resumed_run_trains_on_the_same(surplus: str, seed: int, stop: int) -> None:
     def verdicts(position: int) -> str:

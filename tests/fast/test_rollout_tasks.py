@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miles_verifiers.rollout.tasks import TaskRow, sampling_seed
@@ -15,6 +15,7 @@ def tasks(row: TaskRow, positions: range) -> list[int]:
     return [row.task(position) for position in positions]
 
 
+@settings(deadline=None)
 @given(n=sizes, seed=st.integers(), shuffle=st.booleans())
 def test_each_epoch_holds_every_task_once(n: int, seed: int, shuffle: bool) -> None:
     row = TaskRow(n, seed, shuffle)

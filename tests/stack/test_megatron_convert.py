@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from miles_verifiers import process
 from miles_verifiers.errors import HostError, ModelError, ParityError, TrainerError
 from miles_verifiers.training.megatron import aside, convert
 from miles_verifiers.training.megatron.convert import hf_to_megatron, megatron_to_hf
@@ -128,8 +129,14 @@ def test_command_line(model, tmp_path, capsys):
         == 0
     )
     assert convert.main(["hf-to-megatron", str(tmp_path / "nowhere"), str(tmp_path / "x")]) == ModelError.exit_code == 2
-    assert "config.json" in capsys.readouterr().err
+    assert "config.json" in capsys.readouterr().out
     assert not (tmp_path / "x").exists()
+
+
+def test_its_error_reaches_whoever_started_it(tmp_path):
+    command = [sys.executable, "-P", "-m", "miles_verifiers.training.megatron.convert", "hf-to-megatron"]
+    with pytest.raises(ModelError, match=r"config\.json"):
+        process.run([*command, tmp_path / "nowhere", tmp_path / "x"], what="conversion", timeout=60)
 
 
 def test_checkpoints_that_cannot_be_read(model, tmp_path):

@@ -3,7 +3,7 @@
     python -m miles_verifiers.training.megatron.convert hf-to-megatron SRC DST [--tp N]
     python -m miles_verifiers.training.megatron.convert megatron-to-hf SRC DST --hf-template DIR
 
-The last line on stdout is a JSON object. An error of ours goes to stderr; the exit code is the error's.
+The last line on stdout is a JSON object, or the error; the exit code is the error's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from miles_verifiers.errors import MilesVerifiersError, ParityError
+from miles_verifiers import process
+from miles_verifiers.errors import ParityError
 from miles_verifiers.files import sha256
 from miles_verifiers.progress import report
 from miles_verifiers.training.megatron import aside, checkpoint, devices, parallel
@@ -150,18 +151,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("source", type=Path)
         command.add_argument("target", type=Path)
     options = parser.parse_args(argv)
+    return process.main_of_child(lambda: print(json.dumps(_converted(options)), flush=True))
+
+
+def _converted(options: argparse.Namespace) -> dict[str, Any]:
     start = time.monotonic()
-    try:
-        if options.command == "hf-to-megatron":
-            done = asdict(hf_to_megatron(options.source, options.target, tensor_parallel=options.tp))
-        else:
-            megatron_to_hf(options.source, options.target, hf_template=options.hf_template)
-            done = {"seconds": time.monotonic() - start, "target": str(options.target)}
-    except MilesVerifiersError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(done), flush=True)
-    return 0
+    if options.command == "hf-to-megatron":
+        return asdict(hf_to_megatron(options.source, options.target, tensor_parallel=options.tp))
+    megatron_to_hf(options.source, options.target, hf_template=options.hf_template)
+    return {"seconds": time.monotonic() - start, "target": str(options.target)}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""Environments and harnesses that Verifiers ships, unmodified, for its Env API; the engine is a fake.
+
+best-of-n   single turn, several attempts compared      user-sim   many turns, a modelled user
+bash        a harness with tools                         null       the stock chat program
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rollouts import GOLF, STOP, SUBSETS, N, Speaker, rows_of, run_programs_here, step_of
+
+CONTEXT = "rollout.rollout_max_context_len=8192"
+BASH = "environment.harness='bash'"
+ONE = "rollout.rollout_batch_size=1"
+
+
+def sampled_of(row: dict[str, Any]) -> list[int]:
+    return [t for t, m in zip(row["tokens"][-row["response_length"] :], row["loss_mask"], strict=True) if m]
+
+
+async def test_best_of_n(qwen3_folder: Path, tmp_path: Path) -> None:
+    wanted = SUBSETS["default"][0].expected
+    speaker = Speaker(qwen3_folder, lambda prompt, count: f"print({wanted!r})" if count == 2 else "print(1)")
+    overrides = (ONE, "environment.env={ id = 'best-of-n' }", "rollout.max_concurrency=1")
+    rows = await rows_of(qwen3_folder, tmp_path, speaker, *overrides, taskset=f"{{ id = '{GOLF}' }}")
+    assert [row["reward"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
+    assert [row["metrics"]["best"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
+    assert {row["metrics"]["pass_at_n"] for row in rows} == {1.0}
+
+
+async def test_user_simulator(qwen3_folder: Path, tmp_path: Path) -> None:
+    def says(prompt: str, count: int) -> str:
+        if "role-playing a USER" in prompt:
+            return ("Say nothing yet", "Say w0", "###DONE###")[prompt.count("<|im_start|>assistant") - 1]
+        return "nothing" if prompt.endswith("yet<|im_end|>\n<|im_start|>assistant\n") else "w0"
+
+    speaker = Speaker(qwen3_folder, says)
+    overrides = (ONE, CONTEXT, "environment.env={ id = 'user-sim' }")
+    rows = await rows_of(qwen3_folder, tmp_path, speaker, *overrides)
+    assert len(rows) == N
+    for row in rows:
+        assert (row["status"], row["turns"], row["error"]) == ("completed", 2, "")
+        assert sampled_of(row) == [*speaker.ids("nothing"), *speaker.ids("w0")]  # the user's turns are not trained on
+        assert (row["reward"], row["metrics"]["user_turns"]) == (1.0, 3.0)
+
+
+CALL = """<tool_call>
+{"name": "bash", "arguments": {"command": "echo $((6 * 7))"}}
+</tool_call>"""
+
+
+async def test_tools(qwen3_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_programs_here(monkeypatch, tmp_path)
+    speaker = Speaker(qwen3_folder, lambda prompt, count: "w0" if "<tool_response>" in prompt else CALL)
+    rows = await rows_of(
+        qwen3_folder, tmp_path, speaker, ONE, CONTEXT, "environment.harness='bash'", "rollout.n_samples_per_prompt=2"
+    )
+    for row in rows:
+        assert (row["status"], row["turns"], row["error"]) == ("completed", 2, "")
+        assert sampled_of(row) == [*speaker.ids(CALL), *speaker.ids("w0")]
+        response = speaker.tokenizer.decode(row["tokens"][-row["response_length"] :])
+        assert "<tool_response>\n42\n" in response  # what the tool printed, with loss mask 0
+        assert row["rewards"]["right"] == 1.0
+
+
+async def test_tools_need_a_renderer_that_knows_them(
+    unknown_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: the default renderer has no tools, which fails every rollout by name."""
+    run_programs_here(monkeypatch, tmp_path)
+    overrides = (ONE, CONTEXT, BASH, STOP, "rollout.n_samples_per_prompt=2")
+    step = await step_of(unknown_folder, tmp_path, Speaker(unknown_folder), *overrides)
+    assert (step["rows"], step["ending"]) == ([], "too many dropped")
+    assert "tools" in (tmp_path / "logs" / "rollout.log").read_text()
