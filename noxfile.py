@@ -159,7 +159,27 @@ def compat(session: nox.Session, verifiers: str) -> None:
 def faults(session: nox.Session) -> None:
     """The real job on a tiny model, interrupted and broken at every stage. Takes minutes."""
     _install(session, "package.txt", "test.txt")
-    session.run("pytest", "tests/e2e", *session.posargs, interrupt_timeout=INTERRUPT_S, terminate_timeout=TERMINATE_S)
+    session.run(
+        "pytest",
+        "tests/e2e",
+        "--ignore=tests/e2e/test_frozen_image.py",
+        *session.posargs,
+        interrupt_timeout=INTERRUPT_S,
+        terminate_timeout=TERMINATE_S,
+    )
+
+
+@nox.session
+def frozen(session: nox.Session) -> None:
+    """The real job on a tiny model over a read-only, externally managed Python that holds the stack. Takes minutes."""
+    _install(session, "package.txt", "test.txt")
+    session.run(
+        "pytest",
+        "tests/e2e/test_frozen_image.py",
+        *session.posargs,
+        interrupt_timeout=INTERRUPT_S,
+        terminate_timeout=TERMINATE_S,
+    )
 
 
 @nox.session

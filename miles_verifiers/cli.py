@@ -14,7 +14,7 @@ from pathlib import Path
 
 from miles_verifiers import __version__, config, console, files, job, plan, process
 from miles_verifiers.errors import Interrupted, MilesVerifiersError
-from miles_verifiers.provision import doctor
+from miles_verifiers.provision import doctor, prune
 from miles_verifiers.provision.roles import Roles
 from miles_verifiers.provision.stack import pick_profile
 from miles_verifiers.rundir import RunDir, cache_root
@@ -23,6 +23,7 @@ from miles_verifiers.wire import command as gateway
 
 RUN_DIR_VARIABLE = "MILES_E2E_RUN_DIR"
 MODEL_DIR_VARIABLE = "MILES_E2E_MODEL_DIR"
+MEGATRON_VARIABLE = "MILES_E2E_MEGATRON_PATH"
 ENVIRONMENT_VARIABLE = "VERIFIERS_CONFIG"
 
 
@@ -94,12 +95,29 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.expect:
+        doctor.check_stack(arguments.expect)
+        print(f"the stack is the one that {arguments.expect} records")
+        return 0
     findings = doctor.examine()
     if arguments.json:
         print(json.dumps(findings.as_dict(), indent=2))
     else:
         console.table("", ["what", "found", "next step"], findings.rows())
     return 0 if findings.ok else 2
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    entries = prune.entries(cache_root(), days=0.0 if arguments.all else arguments.days)
+    console.table("", ["entry", "own size", "days unused", ""], [entry.row() for entry in entries])
+    going = [entry for entry in entries if not entry.kept]
+    if arguments.action == "prune" and not arguments.dry_run:
+        gone = [entry for entry in going if prune.remove(entry)]
+        console.out.print(f"{len(gone)} removed, {sum(entry.bytes for entry in gone) / 1e9:.2f} GB", markup=False)
+    else:
+        size = sum(entry.bytes for entry in going) / 1e9
+        console.out.print(f"{cache_root()}: {len(going)} may go, {size:.2f} GB; to remove: cache prune", markup=False)
+    return 0
 
 
 def _venv(arguments: argparse.Namespace) -> int:
@@ -129,9 +147,21 @@ def _settings(arguments: argparse.Namespace) -> config.RunConfig:
     model_dir = os.environ.get(MODEL_DIR_VARIABLE)
     if model_dir:
         overrides.append(f"model.source={json.dumps(f'path:{Path(model_dir).resolve()}')}")
+    megatron = os.environ.get(MEGATRON_VARIABLE)
+    if megatron:
+        overrides.append(f"training.megatron_path={json.dumps(str(Path(megatron).resolve()))}")
+    _report_variables()
     settings = config.load(profile, arguments.config, overrides)
     environment = os.environ.get(ENVIRONMENT_VARIABLE)
     return config.with_environment(settings, Path(environment)) if environment else settings
+
+
+def _report_variables() -> None:
+    """Say which variables of the user's have no effect, so that nobody looks for it."""
+    for name, value in process.redirections().items():
+        console.err.print(
+            f"{name}={value} is left out of every child: each role has an interpreter of its own", markup=False
+        )
 
 
 def _run_dir(arguments: argparse.Namespace, settings: config.RunConfig) -> RunDir:
@@ -168,7 +198,17 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true")
     check.add_argument("--junit", type=Path, metavar="FILE")
     look = command("doctor", _doctor, "what this machine has, what is missing, and the next step")
-    look.add_argument("--json", action="store_true")
+    look.add_argument("--json", action="store_true", help="also the stack's fingerprint and all its versions")
+    look.add_argument(
+        "--expect", type=Path, metavar="FILE", help="fail where the stack is not the one that FILE (of --json) records"
+    )
+    cache = command("cache", _cache, "what the cache holds; `prune` removes what was not used lately")
+    cache.add_argument("action", choices=("list", "prune"), nargs="?", default="list")
+    cache.add_argument(
+        "--days", type=float, default=30.0, help="prune: keep what was used within so many (default: 30)"
+    )
+    cache.add_argument("--all", action="store_true", help="prune: the same as --days 0")
+    cache.add_argument("--dry-run", action="store_true", help="prune: say what would go, and remove nothing")
     venv = command("venv", _venv, "make the venv of a role and print its Python")
     venv.add_argument("role", choices=("stack", "env", "test", "contract"))
     _add_settings(venv)

@@ -32,7 +32,16 @@ class ModelSection(Section):
 
 class EnvironmentSection(Section):
     source: str
-    """A folder with the environment's package, relative to the project or absolute."""
+    """Where its package comes from: a folder (`environments/x`, `./x`, `/abs/x`), `git+URL@REVISION[#subdirectory=DIR]`,
+    `NAME==VERSION` of the package registry, or `OWNER/NAME@VERSION` of Prime's hub."""
+    editable: bool = False
+    """Whether a folder is used where it is, so that its changes count without another `prepare`."""
+    exclude: list[str] = Field(default_factory=list)
+    """Distributions that the package asks for and must not bring; the stack's serve, whatever version was asked for."""
+    allow_shadow: list[str] = Field(default_factory=list)
+    """Distributions of the stack that the environment may hold in a version of its own, in its interpreter alone."""
+    pass_variables: list[str] = Field(default_factory=list)
+    """Names of environment variables that its rollouts need, credentials of a judge for example; no others reach them."""
     name: str = ""
     """By which a run of several environments tells them apart; empty: the taskset's id."""
     weight: float = Field(1.0, gt=0)
@@ -175,6 +184,8 @@ differ in its last bits, with what else is in the batch."""
 
 
 class TrainingSection(Section):
+    megatron_path: str | None = None
+    """A Megatron-LM checkout whose `megatron.core` is used instead of the stack's own."""
     num_steps: int = Field(2, ge=1)
     """Training steps, each on fresh rollouts."""
     num_gpus: int = Field(0, ge=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,6 +80,25 @@ def sha256(path: Path) -> str:
     """SHA-256 of a file's content, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def folder_hash(folder: Path) -> str:
+    """SHA-256 over names and contents of a source folder; caches, hidden files and build leftovers do not count."""
+    digest = hashlib.sha256()
+    for path in sorted(_source_files(folder)):
+        digest.update(f"{path.relative_to(folder)}\0".encode())
+        digest.update(bytes.fromhex(sha256(path)))
+    return digest.hexdigest()
+
+
+def _source_files(folder: Path) -> Iterable[Path]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if name != "__pycache__" and not name.startswith(".") and not name.endswith(".egg-info")
+        ]
+        yield from (Path(root) / name for name in names if not name.endswith(".pyc") and not name.startswith("."))
 
 
 def sync(path: Path) -> None:

@@ -19,13 +19,15 @@ import tomli_w
 from filelock import FileLock, Timeout
 from pydantic import JsonValue
 
-from miles_verifiers import console, files, memory, process, progress
+from miles_verifiers import console, environ, files, memory, process, progress
 from miles_verifiers.config import RunConfig
 from miles_verifiers.errors import HostError, InputError
 from miles_verifiers.manifest import Manifest, PhaseRecord, fingerprint, manifest_path
 from miles_verifiers.plan import Command, convert_command, preflight_command, train_command
+from miles_verifiers.provision import environments, expectations
+from miles_verifiers.provision import fingerprint as fingerprints
 from miles_verifiers.provision.models import check_model_folder, ensure_model, parse_source
-from miles_verifiers.provision.roles import Roles, environment_folder, environment_lock, gpus_needed
+from miles_verifiers.provision.roles import Roles, environment_lock, gpus_needed, megatron_folder
 from miles_verifiers.provision.stack import image_stack
 from miles_verifiers.rundir import RunDir, env_role
 from miles_verifiers.verify import Report, verify
@@ -47,16 +49,20 @@ class Job:
         before = self.manifest.phases.get("prepare")
         with console.phase("prepare", self.run.log), self._recorded("prepare", fingerprint(self.config)) as finish:
             roles = Roles.of(self.config, self.cache, log=self.run.log, offline=self._offline)
-            self.manifest.stack = roles.base().stack_versions
+            self.manifest.stack = fingerprints.marks(roles.base())
             pythons = {"stack": roles.stack()}
+            expected = [roles.expected_stack(pythons["stack"])]
             for number, environment in enumerate(self.config.all_environments):
-                pythons[env_role(number)] = roles.env(environment)
+                role = env_role(number)
+                pythons[role] = roles.env(environment)
+                expected.append(roles.expected_env(role, pythons[role], environment))
             source = parse_source(self.config.model.source)
             model = ensure_model(source, cache=self.cache, stack_python=pythons["stack"], offline=self._offline)
             for role, python in pythons.items():
                 _link(self.run.path / "venvs" / role, python.parent.parent)
             _link(self.run.model(self.config.model.source), model)
 
+            expectations.write(self.run.expected, expected)
             made: list[JsonValue] = [*(python.parent.parent.name for python in pythons.values()), model.name]
             if before is not None and before.finished and before.figures.get("made") == made:
                 figures = before.figures  # nothing changed since the workers were looked at
@@ -112,7 +118,9 @@ class Job:
         """Run one of the plan's commands; its last line is its result as JSON."""
         with _short_folder() as temporary:
             # Whatever a library leaves in a temporary folder or in a cache of its own is gone with this one.
-            env = process.without_secrets(process.child_environment()) | command.environment
+            env = environ.without_secrets(process.child_environment()) | command.environment
+            passed = {name for each in self.config.all_environments for name in each.pass_variables}
+            env |= {name: os.environ[name] for name in passed if name in os.environ}
             env |= {"TMPDIR": temporary, "SGLANG_CACHE_DIR": temporary}
             lines = process.run(
                 command.argv, what=command.what, timeout=command.timeout, log=self.run.log, env=env, cwd=self.run.path
@@ -141,8 +149,10 @@ def opened(config: RunConfig, run: RunDir, cache: Path, *, offline: bool = False
     if source.scheme == "path":
         check_model_folder(Path(source.name).expanduser())
     for environment in config.all_environments:
-        environment_folder(environment.source)
+        environments.parse(environment.source)
         environment_lock(environment.verifiers)
+    if config.training.megatron_path is not None:
+        megatron_folder(config.training.megatron_path)
     if gpus_needed(config):
         image_stack(gpus_needed(config))
     if manifest_path(run.path).exists():

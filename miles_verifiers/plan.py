@@ -8,9 +8,11 @@ from pathlib import Path
 
 import uv
 
+from miles_verifiers import environ
 from miles_verifiers.config import RunConfig
-from miles_verifiers.provision.roles import base_recipe, environment_folder, environment_lock, gpus_needed, locks
-from miles_verifiers.provision.stack import candidate_python
+from miles_verifiers.provision import environments
+from miles_verifiers.provision.roles import base_recipe, environment_lock, gpus_needed, locks
+from miles_verifiers.provision.stack import candidate_python, probe
 from miles_verifiers.rundir import RunDir, env_role
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -60,7 +62,7 @@ def preflight_command(run: RunDir) -> Command:
         "preflight: a look from inside a Ray worker of each role",
         (str(run.python("stack")), "-P", "-m", "miles_verifiers.training.preflight", str(run.path)),
         (),
-        {**OFFLINE, **_RAY},
+        {**OFFLINE, **environ.RAY},
         timeout=300,
     )
 
@@ -96,26 +98,16 @@ def train_command(config: RunConfig, run: RunDir) -> Command:
         f"{config.training.num_steps} step(s) of rollouts and GRPO",
         (str(run.python("stack")), "-P", "-m", "miles_verifiers.training.loop", str(run.path)),
         (str(run.path / "dump" / "rollout"), str(run.path / "metrics.jsonl"), str(run.checkpoints)),
-        {**OFFLINE, **_RAY},
+        {**OFFLINE, **environ.RAY},
         timeout=start + config.training.num_steps * step + evaluations * config.rollout.eval_timeout,
     )
-
-
-_RAY = {
-    # Ray writes an authentication token into the home folder otherwise; all of its ports are on loopback here.
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_COLOR_PREFIX": "0",
-    # Ray copies a driver's `uv run` to its workers, which would put them into another venv than their role's.
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-}
 
 
 def _venv_commands(config: RunConfig, cache: Path) -> list[Command]:
     uv_bin, below = uv.find_uv_bin(), "the stack's packages through a .pth file"
     install = (uv_bin, "pip", "install", "--no-deps", "--require-hashes", "--compile-bytecode", "-r")
     commands = []
-    if gpus_needed(config):
+    if gpus_needed(config) or not probe(candidate_python()).missing:
         commands.append(
             Command("prepare", "check the image", (str(candidate_python()), "-I", "-c", "(versions, GPUs)"), ())
         )
@@ -134,12 +126,13 @@ def _venv_commands(config: RunConfig, cache: Path) -> list[Command]:
         )
     )
     for number, environment in enumerate(config.all_environments):
-        lock, folder = environment_lock(environment.verifiers), environment_folder(environment.source)
+        lock, source = environment_lock(environment.verifiers), environments.parse(environment.source)
+        by_prime = ("prime", "env", "install") if source.kind == "hub" else (uv_bin, "pip", "install")
         commands.append(
             Command(
                 "prepare",
-                f"role {env_role(number)}: Verifiers {environment.verifiers} and {folder.name} over {below}",
-                (*install, str(lock), "&&", uv_bin, "pip", "install", str(folder)),
+                f"role {env_role(number)}: Verifiers {environment.verifiers} and {Path(source.place).name} over {below}",
+                (*install, str(lock), "&&", *by_prime, environment.source),
                 (f"{cache}{os.sep}venvs{os.sep}env-<hash>",),
             )
         )

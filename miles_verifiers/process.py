@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -91,23 +90,23 @@ def _raise_interrupted(signum: int, _frame: FrameType | None) -> None:
     raise Interrupted(f"interrupted by {signal.Signals(signum).name}")
 
 
+_REDIRECTING = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "UV_PYTHON", "UV_PROJECT_ENVIRONMENT")
+"""What would make a child's interpreter import, or uv install, elsewhere than where it is told to."""
+
+
+def redirections() -> dict[str, str]:
+    """Those of these variables that the user has set; they are left out of every child."""
+    own_venv = {"VIRTUAL_ENV": sys.prefix}  # an activated venv that runs us redirects nothing
+    return {n: os.environ[n] for n in _REDIRECTING if os.environ.get(n) and os.environ[n] != own_venv.get(n)}
+
+
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment for a child of another interpreter: without what would redirect its imports."""
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "UV_PYTHON")}
+    env = {k: v for k, v in os.environ.items() if k not in _REDIRECTING}
     # Whole libraries would be compiled anew at every start otherwise; the .pyc files go into our own venvs only.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     env[PARENT_VARIABLE] = str(os.getpid())
     return env | dict(extra or {})
-
-
-_SECRET = re.compile(
-    r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE_?KEY|^AWS_|^WANDB_|^AZURE_|^GOOGLE_|^GITHUB_", re.I
-)
-
-
-def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment less what looks like a credential: nothing that runs model-written code may inherit one."""
-    return {name: value for name, value in env.items() if not _SECRET.search(name)}
 
 
 def spawn(

@@ -1,6 +1,6 @@
 """The run directory: which file lies where. A leaf; nothing here reads or writes.
 
-manifest.json  config.toml  run.log  venvs/<role> -> cache
+manifest.json  config.toml  expected.json  run.log  venvs/<role> -> cache
 models/<name> -> cache   models/<name>_torch_dist/   checkpoints/iter_0000001/
 dump/rollout/000000.parquet  metrics.jsonl  logs/engine-0.log
 """
@@ -28,6 +28,11 @@ class RunDir:
     @property
     def lock(self) -> Path:
         return self.path / ".lock"
+
+    @property
+    def expected(self) -> Path:
+        """What `prepare` expects a look from inside the workers to find."""
+        return self.path / "expected.json"
 
     @property
     def logs(self) -> Path:

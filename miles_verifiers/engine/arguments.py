@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from miles_verifiers import process
+from miles_verifiers import environ
 from miles_verifiers.config import EngineSection
 from miles_verifiers.engine import leftovers
 
@@ -76,7 +76,7 @@ def server_environment(
 
     `gpu_ids` are those of CUDA_VISIBLE_DEVICES; empty leaves the variable as it is.
     """
-    env = process.without_secrets(base)
+    env = environ.without_secrets(base)
     env |= {
         "HF_HUB_OFFLINE": "1",
         "NO_PROXY": f"{HOST},localhost",  # SGLang calls itself over HTTP

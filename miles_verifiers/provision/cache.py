@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -14,6 +14,21 @@ from miles_verifiers.errors import ComponentError, HostError
 LOCK_TIMEOUT_S = 2400.0
 
 
+USED = ".used"
+"""In every entry; its time is that of the last use."""
+
+
+def mark_used(entry: Path) -> None:
+    """Note that `entry` is used now, for `prune`. A cache that this user may only read is no error."""
+    with suppress(OSError):
+        (entry / USED).touch()
+
+
+def lock_file(entry: Path) -> Path:
+    """Held while `entry` is made or removed."""
+    return entry.with_name(f".{entry.name}.lock")
+
+
 @contextmanager
 def locked(entry: Path, *, what: str) -> Iterator[None]:
     """Hold `entry` of the cache, which need not exist; its parent folder is made.
@@ -21,7 +36,7 @@ def locked(entry: Path, *, what: str) -> Iterator[None]:
     Others wait and say so. The kernel frees the lock when its holder dies. Raises HostError where the cache cannot be
     written, ComponentError after LOCK_TIMEOUT_S.
     """
-    lock = FileLock(entry.with_name(f".{entry.name}.lock"))
+    lock = FileLock(lock_file(entry))
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         try:

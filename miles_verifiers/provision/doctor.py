@@ -1,68 +1,61 @@
-"""`doctor`: what this machine has, what is missing, and the next step for each problem."""
+"""`doctor`: what this machine has, what is missing, and the next step for each problem. Looks only; makes nothing."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import psutil
 import uv
 
-from miles_verifiers.errors import MilesVerifiersError
+from miles_verifiers.errors import HostError, MilesVerifiersError
+from miles_verifiers.provision import fingerprint, host, hub
+from miles_verifiers.provision.findings import Finding, Findings
 from miles_verifiers.provision.roles import base_recipe
-from miles_verifiers.provision.stack import candidate_python, find_gpus, pick_profile, probe
+from miles_verifiers.provision.stack import Interpreter, candidate_python, pick_profile, probe
 from miles_verifiers.rundir import cache_root
-
-_DISK_GB = 14
-_MEMORY_GB = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    what: str
-    found: str
-    problem: str = ""
-    """Empty, or the next step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    findings: list[Finding]
-
-    @property
-    def ok(self) -> bool:
-        return not any(finding.problem for finding in self.findings)
-
-    def rows(self) -> list[list[str]]:
-        return [[finding.what, finding.found, finding.problem or "ok"] for finding in self.findings]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
 
 
 def examine() -> Findings:
-    """Looks only; makes nothing. A look that fails is a finding itself."""
-    looks: list[Callable[[], Finding]] = [
-        _python,
-        _profile,
-        _stack,
-        _gpu,
-        _uv,
-        _disk,
-        _memory,
-        _shared_memory,
-        _variables,
-    ]
-    return Findings([_safely(look) for look in looks])
+    """All looks; one that fails is a finding itself."""
+    looks: dict[str, Callable[[], Finding]] = {
+        "python": _python,
+        "profile": _profile,
+        "stack": _stack,
+        "GPU": host.gpu,
+        "uv": _uv,
+        "prime": _prime,
+        "disk": host.disk,
+        "memory": host.memory,
+        "shared memory": host.shared_memory,
+        "open files": host.open_files,
+        "ports": host.ports,
+        "caches": host.caches,
+        "variables": host.variables,
+    }
+    stack = _without_fail(find_stack)
+    return Findings([_safely(name, look) for name, look in looks.items()], fingerprint.of(stack) if stack else {})
 
 
-def _safely(look: Callable[[], Finding]) -> Finding:
-    name = look.__name__.strip("_").replace("_", " ")
+def check_stack(file: Path) -> None:
+    """Raises CheckFailed where the stack is not the one that `file` records, HostError where there is none."""
+    stack = find_stack()
+    if stack is None:
+        raise HostError("there is no stack yet", where=str(cache_root()), next_step="run: miles-verifiers prepare")
+    fingerprint.check(file, stack)
+
+
+def find_stack() -> Interpreter | None:
+    """The image's interpreter where it provides the stack, else our venv, else None."""
+    image = probe(candidate_python())
+    if not image.missing:
+        return image
+    recipe = base_recipe()
+    venv = cache_root() / "venvs" / f"{recipe.role}-{recipe.key()}"
+    return probe(venv / "bin" / "python") if venv.is_dir() else None
+
+
+def _safely(name: str, look: Callable[[], Finding]) -> Finding:
     try:
         return look()
     except MilesVerifiersError as error:
@@ -71,10 +64,19 @@ def _safely(look: Callable[[], Finding]) -> Finding:
         return Finding(name, str(error), "look at the path that it names")
 
 
+def _without_fail(look: Callable[[], Interpreter | None]) -> Interpreter | None:
+    try:
+        return look()
+    except MilesVerifiersError:
+        return None  # a finding says so
+
+
 def _python() -> Finding:
-    managed = probe(Path(sys.executable)).externally_managed
-    note = ", externally managed: only venvs of our own are installed into" if managed else ""
-    return Finding("python", f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.executable}{note}")
+    found = f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.executable}"
+    base = probe(candidate_python())
+    below = f"; below it {base.executable}" if base.executable != Path(sys.executable) else ""
+    note = ", externally managed: only venvs of our own are installed into" if base.externally_managed else ""
+    return Finding("python", found + below + note)
 
 
 def _profile() -> Finding:
@@ -83,55 +85,19 @@ def _profile() -> Finding:
 
 
 def _stack() -> Finding:
-    image = probe(candidate_python())
-    if not image.missing:
-        return Finding("stack", f"the image's, {image.executable}: " + _versions(image.stack_versions))
-    recipe = base_recipe()
-    venv = cache_root() / "venvs" / f"{recipe.role}-{recipe.key()}"
-    if not venv.is_dir():
-        return Finding("stack", f"not there yet; `prepare` makes {venv}")
-    return Finding("stack", f"{venv}: " + _versions(probe(venv / "bin" / "python").stack_versions))
-
-
-def _gpu() -> Finding:
-    return Finding("GPU", ", ".join(find_gpus()) or "none: the job runs on the CPU")
+    stack = find_stack()
+    if stack is None:
+        return Finding("stack", "not there yet; `prepare` makes it")
+    versions = ", ".join(f"{name} {version}" for name, version in stack.stack_versions.items())
+    whose = "our venv" if stack.executable.is_relative_to(cache_root()) else "the image's"
+    mark = fingerprint.of(stack)[fingerprint.MARK]
+    return Finding("stack", f"{whose}, {stack.site_packages[0]}: {versions}; fingerprint {mark}")
 
 
 def _uv() -> Finding:
     return Finding("uv", uv.find_uv_bin())
 
 
-def _disk() -> Finding:
-    free = {}
-    for name, path in (("cache", cache_root()), ("runs", Path.cwd())):
-        there = next(p for p in (path, *path.parents) if p.exists())
-        free[f"{name} {path}"] = shutil.disk_usage(there).free / 1e9
-    short = [name for name, gigabytes in free.items() if gigabytes < _DISK_GB]
-    found = ", ".join(f"{name}: {gigabytes:.0f} GB free" for name, gigabytes in free.items())
-    return Finding("disk", found, f"free {_DISK_GB} GB, or set MILES_VERIFIERS_CACHE / --run-dir" if short else "")
-
-
-def _memory() -> Finding:
-    memory = psutil.virtual_memory()
-    found = f"{memory.available / 1e9:.0f} of {memory.total / 1e9:.0f} GB available, {os.cpu_count()} cores"
-    return Finding("memory", found, f"the job needs {_MEMORY_GB} GB" if memory.available / 1e9 < _MEMORY_GB else "")
-
-
-def _shared_memory() -> Finding:
-    free = shutil.disk_usage("/dev/shm").free / 1e9  # noqa: S108 - looked at, not written to
-    return Finding(
-        "shared memory",
-        f"{free:.1f} GB free",
-        "Ray wants 1 GB: start the container with --shm-size=1g" if free < 1 else "",
-    )
-
-
-def _variables() -> Finding:
-    dropped = [name for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV") if os.environ.get(name)]
-    ours = [name for name in os.environ if name.startswith(("MILES_", "VERIFIERS_CONFIG"))]
-    found = f"set for us: {', '.join(sorted(ours)) or 'none'}"
-    return Finding("variables", found + (f"; not passed on to roles: {', '.join(dropped)}" if dropped else ""))
-
-
-def _versions(found: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items())
+def _prime() -> Finding:
+    found = hub.find_prime()
+    return Finding("prime", str(found) if found else "none: only environments of Prime's hub need it")

@@ -23,7 +23,7 @@ from miles_verifiers import progress
 from miles_verifiers.errors import HostError, ModelError
 from miles_verifiers.files import sha256
 from miles_verifiers.provision import model_hf, model_pypi, model_tiny
-from miles_verifiers.provision.cache import locked
+from miles_verifiers.provision.cache import locked, mark_used
 from miles_verifiers.provision.model_folder import ModelFacts, check_model_folder
 
 __all__ = ["ModelFacts", "ModelSource", "check_model_folder", "ensure_model", "parse_source"]
@@ -90,6 +90,7 @@ def ensure_model(source: ModelSource, *, cache: Path, stack_python: Path | None,
         return check_model_folder(Path(source.name).expanduser().resolve()).path
     final = cache / "models" / source.folder_name
     if is_finished(final):
+        mark_used(final)
         return final
     with locked(final, what=f"model {source}"):
         # Another process may have built it while we waited.

@@ -8,15 +8,18 @@ test    over the base: pytest; the tests that need torch
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from miles_verifiers import resources
 from miles_verifiers.config import EnvironmentSection, RunConfig
-from miles_verifiers.errors import ConfigError, EnvironmentPackageError, ProcessFailed
-from miles_verifiers.process import run as run_child
-from miles_verifiers.provision import venvs
-from miles_verifiers.provision.stack import Interpreter, candidate_python, image_stack, probe
+from miles_verifiers.errors import ConfigError, HostError
+from miles_verifiers.provision import environments, venvs
+from miles_verifiers.provision.expectations import Expected
+from miles_verifiers.provision.install import TRIED
+from miles_verifiers.provision.looks import look_at
+from miles_verifiers.provision.recipes import Recipe, locked_versions, normalised
+from miles_verifiers.provision.stack import Interpreter, candidate_python, check_version, image_stack, probe
 
 _BASE_BYTES = 9_000_000_000
 _OVERLAY_BYTES = 1_000_000_000
@@ -25,90 +28,109 @@ _OVERLAY_BYTES = 1_000_000_000
 class Roles:
     """Builds the venvs of one configuration, each at most once."""
 
-    def __init__(self, gpus: int, cache: Path, *, log: Path, offline: bool = False) -> None:
-        self._gpus, self._cache, self._log, self._offline = gpus, cache, log, offline
+    def __init__(
+        self, gpus: int, cache: Path, *, log: Path, offline: bool = False, megatron: str | None = None
+    ) -> None:
+        self._gpus, self._cache, self._log, self._offline, self._megatron = gpus, cache, log, offline, megatron
         self._base: Interpreter | None = None
 
     @classmethod
     def of(cls, config: RunConfig, cache: Path, *, log: Path, offline: bool = False) -> Roles:
-        return cls(gpus_needed(config), cache, log=log, offline=offline)
+        megatron = config.training.megatron_path
+        return cls(gpus_needed(config), cache, log=log, offline=offline, megatron=megatron)
 
     def base(self) -> Interpreter:
         """The interpreter that provides the stack."""
         if self._base is None:
-            if self._gpus:
-                self._base = image_stack(self._gpus)
-            else:
-                self._base = probe(venvs.python_of(self._ensure(base_recipe())))
+            image = image_stack(self._gpus) if self._gpus else probe(candidate_python())
+            check_version(image)
+            # Also without GPUs: where an image provides the stack, a second one would be 6 GB for nothing.
+            self._base = probe(venvs.python_of(self._ensure(base_recipe()))) if image.missing else image
         return self._base
 
     def stack(self) -> Path:
         """Python of the role `stack`."""
         base = self.base()
         return self._overlay(
-            venvs.Recipe(
-                "stack", base, below=base, locks=(locks() / "package.txt",), fill=True, disk_bytes=_OVERLAY_BYTES
+            Recipe(
+                "stack",
+                base,
+                below=base,
+                frozen=self._frozen(),
+                locks=(locks() / "package.txt",),
+                fill=True,
+                first=(megatron_folder(self._megatron),) if self._megatron else (),
+                disk_bytes=_OVERLAY_BYTES,
             )
         )
 
     def env(self, environment: EnvironmentSection) -> Path:
-        """Python of the role `env`, in which the environment's package was imported once."""
+        """Python of the role `env`, in which the environment's taskset was loaded once."""
         return self._env("env", environment)
 
     def contract(self, environment: EnvironmentSection) -> Path:
         """Python of the role `contract`."""
         return self._env("contract", environment, locks() / "test.txt")
 
+    def expected_stack(self, python: Path) -> Expected:
+        """What a worker of the role `stack`, whose interpreter is `python`, should see."""
+        first = (megatron_folder(self._megatron),) if self._megatron else ()
+        return Expected("stack", python, self.base().stack_versions, frozenset(), self.base().site_packages, first)
+
+    def expected_env(self, role: str, python: Path, environment: EnvironmentSection) -> Expected:
+        """What a worker of `role`, one of the run's environments whose interpreter is `python`, should see."""
+        locked = locked_versions(environment_lock(environment.verifiers))
+        versions = {name: version for name, version in locked.items() if name in TRIED}
+        own = frozenset({*TRIED, "openai", *_names(environment.allow_shadow)})
+        return Expected(role, python, self.base().stack_versions | versions, own, self.base().site_packages)
+
     def test(self) -> Path:
         """Python of the role `test`."""
         base = self.base()
         return self._overlay(
-            venvs.Recipe("test", base, below=base, locks=(locks() / "test.txt",), fill=True, disk_bytes=_OVERLAY_BYTES)
+            Recipe(
+                "test",
+                base,
+                below=base,
+                frozen=self._frozen(),
+                locks=(locks() / "test.txt",),
+                fill=True,
+                disk_bytes=_OVERLAY_BYTES,
+            )
         )
 
     def _env(self, role: str, environment: EnvironmentSection, *more: Path) -> Path:
-        folder = environment_folder(environment.source)
         base = self.base()
+        package = environments.resolve(environment, self._cache, log=self._log, offline=self._offline)
         python = self._overlay(
-            venvs.Recipe(
+            Recipe(
                 role,
                 base,
                 below=base,
+                frozen=self._frozen(),
                 locks=(environment_lock(environment.verifiers), *more),
-                package=folder,
-                excludes=locks() / "env.excludes",
+                package=package,
+                protected=protected(),
+                exclude=_names(environment.exclude),
+                allow_shadow=_names(environment.allow_shadow),
                 disk_bytes=_OVERLAY_BYTES,
-                forbidden=tuple(_listed(locks() / "env.excludes")),
             )
         )
-        self._import_environment(python, folder)
+        look_at(environment, package, python, log=self._log, offline=self._offline)
         return python
 
-    def _ensure(self, recipe: venvs.Recipe) -> Path:
+    def _frozen(self) -> bool:
+        return not self.base().executable.is_relative_to(self._cache)
+
+    def _ensure(self, recipe: Recipe) -> Path:
         return venvs.ensure(recipe, self._cache, log=self._log, offline=self._offline)
 
-    def _overlay(self, recipe: venvs.Recipe) -> Path:
+    def _overlay(self, recipe: Recipe) -> Path:
         return venvs.python_of(self._ensure(recipe))
 
-    def _import_environment(self, python: Path, folder: Path) -> None:
-        module = module_of(folder)
-        try:
-            run_child(
-                [python, "-P", "-c", f"import {module}"],
-                what=f"import {module}",
-                timeout=120,
-                log=self._log,
-            )
-        except ProcessFailed as error:
-            raise EnvironmentPackageError(
-                f"the environment {module} cannot be imported: {error.tail[-1] if error.tail else error.what}",
-                where=f"{folder}, in {python}",
-                next_step=f"mend the package, or name what it lacks in {folder / 'pyproject.toml'}; details: {self._log}",
-            ) from None
 
-
-def base_recipe() -> venvs.Recipe:
-    return venvs.Recipe(
+def base_recipe() -> Recipe:
+    return Recipe(
         "stack-cpu",
         probe(candidate_python()),
         locks=(locks() / "stack-cpu.txt",),
@@ -139,34 +161,22 @@ def environment_lock(verifiers: str) -> Path:
     return path
 
 
-def environment_folder(source: str) -> Path:
-    """The folder of an environment's package; a relative source is looked up in the project."""
-    folder = Path(source).expanduser()
-    if not folder.is_absolute():
-        folder = resources.root() / folder
-    if not (folder / "pyproject.toml").is_file():
-        have = sorted(
-            str(p.parent.relative_to(resources.root())) for p in resources.root().glob("environments/*/pyproject.toml")
-        )
-        raise EnvironmentPackageError(
-            f"no environment package {source!r}: there is no pyproject.toml",
+def protected() -> tuple[str, ...]:
+    """What the stack provides and pins, and no environment's venv may hold."""
+    return _names((locks() / "env.excludes").read_text(encoding="utf-8").splitlines())
+
+
+def megatron_folder(text: str) -> Path:
+    """A Megatron-LM checkout, as `training.megatron_path` names it. Raises HostError where it is none."""
+    folder = Path(text).expanduser().resolve()
+    if not (folder / "megatron" / "core" / "__init__.py").is_file():
+        raise HostError(
+            "not a Megatron-LM checkout: there is no megatron/core/__init__.py",
             where=str(folder),
-            next_step=f"name a folder with a Python project in environment.source; the project has: {', '.join(have)}",
+            next_step="name the folder that holds `megatron`, in MILES_E2E_MEGATRON_PATH or training.megatron_path",
         )
-    return folder.resolve()
+    return folder
 
 
-def module_of(folder: Path) -> str:
-    """The module that an environment's project installs: by Verifiers' convention its name with underscores."""
-    try:
-        name = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
-    except (OSError, KeyError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise EnvironmentPackageError(
-            f"the environment's pyproject.toml has no readable project.name ({error})", where=str(folder)
-        ) from None
-    return venvs.normalised(str(name)).replace("-", "_")
-
-
-def _listed(file: Path) -> list[str]:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return [venvs.normalised(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
+def _names(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(normalised(line.strip()) for line in lines if line.strip() and not line.startswith("#"))

@@ -17,6 +17,8 @@ from miles_verifiers.errors import ComponentError, HostError
 from miles_verifiers.process import child_environment
 
 STACK_PYTHON_VARIABLE = "MILES_VERIFIERS_STACK_PYTHON"
+SUPPORTED = ((3, 11), (3, 13))
+"""First and last Python that the locks hold for."""
 REQUIRED = ("torch", "sglang", "megatron-core", "ray", "transformers")
 
 # Runs in the interpreter that is looked at: no import of ours, no import of anything heavy.
@@ -61,7 +63,7 @@ def probe(python: Path, timeout: float = 60) -> Interpreter:
     """Ask an interpreter. Raises ComponentError when it does not run or does not answer within `timeout` seconds."""
     try:
         done = subprocess.run(
-            [str(python), "-I", "-c", _PROBE],
+            [str(python), "-I", "-B", "-c", _PROBE],
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -86,11 +88,29 @@ def probe(python: Path, timeout: float = 60) -> Interpreter:
 
 
 def candidate_python() -> Path:
-    """The interpreter that may be the image's: what the user names, else the one below the venv that runs us."""
+    """The interpreter that may be the image's: what the user names, else the one below the venv that runs us.
+
+    Raises HostError where the user names none.
+    """
     named = os.environ.get(STACK_PYTHON_VARIABLE)
     if named:
+        if not os.access(named, os.X_OK):
+            raise HostError(
+                "no such Python interpreter", where=f"{STACK_PYTHON_VARIABLE}={named}", next_step="correct or unset it"
+            )
         return Path(named)
     return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def check_version(python: Interpreter) -> None:
+    """Raises HostError for a Python that the locks are not made for."""
+    if not SUPPORTED[0] <= python.version[:2] <= SUPPORTED[1]:
+        low, high = (".".join(map(str, each)) for each in SUPPORTED)
+        raise HostError(
+            f"Python {'.'.join(map(str, python.version))} cannot be used: {low} to {high} can",
+            where=str(python.executable),
+            next_step=f"name another one in {STACK_PYTHON_VARIABLE}",
+        )
 
 
 def find_gpus() -> list[str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
+import sysconfig
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
 from miles_verifiers.errors import EnvironmentPackageError
@@ -50,6 +53,16 @@ def check_verifiers(configured: str) -> Api:
             next_step=f"{supported}; the interpreter must be made from that version's lock",
         )
     return SUPPORTED[configured]
+
+
+def stdlib() -> list[str]:
+    """Where besides site-packages an import path may lead: the standard library, Ray's own, and an empty working folder."""
+    paths = sysconfig.get_paths()
+    base = Path(paths["stdlib"])
+    zipped = base.parent / f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    ray = [str(Path(found.origin).parent)] if (found := importlib.util.find_spec("ray")) and found.origin else []
+    here = [str(Path.cwd())] if not any(Path.cwd().iterdir()) else []
+    return [str(base), paths["platstdlib"], str(zipped), *ray, *here]
 
 
 def origins() -> dict[str, dict[str, str]]:

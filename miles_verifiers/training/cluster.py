@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import ray
 
-from miles_verifiers import files, process, progress
+from miles_verifiers import environ, files, process, progress
 from miles_verifiers.errors import ComponentError, MilesVerifiersError
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -27,17 +28,19 @@ def local_cluster(num_gpus: int, folder: Path | None = None) -> Iterator[None]:
     Its sockets and logs go into `folder`, by default the process's temporary folder, which whoever started the process
     removes. That must have a short path: the address of a unix socket may have 107 characters.
     """
-    ray.init(
-        address="local",
-        num_cpus=os.cpu_count(),
-        num_gpus=num_gpus,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        logging_level="warning",
-        log_to_driver=True,
-        _temp_dir=str((folder or Path(tempfile.gettempdir())) / "ray"),
-        _node_ip_address="127.0.0.1",
-    )
+    temporary = folder or Path(tempfile.gettempdir())
+    with _in_an_empty_folder(temporary):
+        ray.init(
+            address="local",
+            num_cpus=os.cpu_count(),
+            num_gpus=num_gpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            logging_level="warning",
+            log_to_driver=True,
+            _temp_dir=str(temporary / "ray"),
+            _node_ip_address="127.0.0.1",
+        )
     process.arm()
     try:
         yield
@@ -45,17 +48,40 @@ def local_cluster(num_gpus: int, folder: Path | None = None) -> Iterator[None]:
         ray.shutdown()
 
 
+@contextmanager
+def _in_an_empty_folder(parent: Path) -> Iterator[None]:
+    """Ray puts the driver's working folder on every worker's import path (ray/_private/worker.py, 2.60); in the run directory
+    that would make packages of its folders."""
+    before, empty = Path.cwd(), parent / "cwd"
+    empty.mkdir(exist_ok=True)
+    os.chdir(empty)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
 def start_actor(
-    cls: type, *arguments: Any, python: Path, env: Mapping[str, str] | None = None, num_gpus: float = 0
+    cls: type,
+    *arguments: Any,
+    python: Path,
+    env: Mapping[str, str] | None = None,
+    num_gpus: float = 0,
+    pass_variables: Sequence[str] | None = None,
 ) -> ray.actor.ActorHandle:
     """An actor of `cls` in the interpreter `python`; returns at once.
+
+    `pass_variables` puts it, for foreign code, under the allow-list of `environ` with these names added; None lets it have
+    the driver's variables.
 
     A wrong interpreter gives no error in Ray, only a worker that is started again and again: see to it that `python` was
     probed, and wait for the actor with a deadline.
     """
     # An actor's output reaches the log with a prefix, so that marked progress lines would be noise there.
     env_vars = {"PYTHONPATH": "", progress.CHILD_VARIABLE: "", **(env or {})}
-    runtime_env = {"py_executable": str(python), "env_vars": env_vars}
+    command = [str(python)] if pass_variables is None else environ.launcher(str(python), pass_variables)
+    # Ray joins it with the worker's arguments into a line for bash (ray/_private/runtime_env/context.py, 2.60).
+    runtime_env = {"py_executable": shlex.join(command), "env_vars": env_vars}
     # num_cpus=0: on two cores the actors take turns by design; Ray must not make one wait for the other.
     options = {"num_cpus": 0, "num_gpus": num_gpus, "max_restarts": 0, "runtime_env": runtime_env}
     return ray.remote(cls).options(**options).remote(*arguments)

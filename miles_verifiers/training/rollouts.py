@@ -45,8 +45,9 @@ class Rollouts:
                 vocab_size,
                 str(run.logs / (f"{log}.log" if number == 0 else f"{log}-{number}.log")),
                 python=run.python(env_role(number)),
+                pass_variables=environment.pass_variables,
             )
-            for number in range(len(self._labels))
+            for number, environment in enumerate(config.all_environments)
         ]
 
     def wait_ready(self, on_tick: Tick = lambda _seconds: None, timeout: float | None = None) -> list[dict[str, Any]]:

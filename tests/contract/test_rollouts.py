@@ -320,8 +320,8 @@ async def test_preflight_says_what_is_really_there(qwen3_folder: Path, tmp_path:
     async with FakeEngine() as engine, worker(engine, qwen3_folder, tmp_path) as rollouts:
         found = await rollouts.preflight()
     assert found["executable"] == sys.executable
-    assert found["verifiers"]["version"] == VERIFIERS
-    assert found["renderers"]["origin"].endswith("renderers/__init__.py")
+    assert found["packages"]["verifiers"]["version"] == VERIFIERS
+    assert found["packages"]["renderers"]["origin"].endswith("renderers/__init__.py")
     assert found["environment"]["origin"].endswith(per_api("contract_env_v02.py", "contract_env_v03.py"))
     assert found["environment"]["n_tasks"] == 3
     assert (found["renderer"], found["harness"]) == ("qwen3", "inline")

@@ -19,7 +19,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(process, "end_descendants", lambda: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MILES_VERIFIERS_CACHE", str(tmp_path / "cache"))
-    for name in (cli.RUN_DIR_VARIABLE, cli.MODEL_DIR_VARIABLE, cli.ENVIRONMENT_VARIABLE):
+    for name in (cli.RUN_DIR_VARIABLE, cli.MODEL_DIR_VARIABLE, cli.MEGATRON_VARIABLE, cli.ENVIRONMENT_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -41,6 +41,8 @@ def made(folder: Path) -> list[str]:
         (["e2e", "--profile", "cpu", "--set", "environment.source=nowhere"], ["nowhere", "environments/code_golf_v1"]),
         (["e2e", "--profile", "cpu", "--set", "environment.verifiers=9.9.0"], ["no lock for Verifiers 9.9.0", "0.2.0"]),
         (["e2e", "--profile", "cpu", "--set", "model.source=path:empty"], ["empty", "config.json"]),
+        (["e2e", "--profile", "cpu", "--set", "environment.source=git+https://h/r"], ["a revision is needed"]),
+        (["e2e", "--profile", "cpu", "--set", "training.megatron_path=empty"], ["empty", "megatron/core/__init__.py"]),
         (["verify"], ["there is no run yet"]),
         (["verify", "nowhere"], ["nowhere"]),
     ],
@@ -108,18 +110,26 @@ def test_what_fails_inside_becomes_a_message_and_its_exit_code(
     assert str(error).splitlines()[0] in capsys.readouterr().err
 
 
-def test_the_users_variables_reach_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_variables_reach_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[job.Job] = []
     monkeypatch.setattr(job.Job, "prepare", lambda opened: seen.append(opened))
     monkeypatch.setattr(job, "check_model_folder", lambda _: None)
     (tmp_path / "verifiers.toml").write_text('max_turns = 3\n[taskset]\nsubset = "original"\n[harness]\nid = "null"\n')
     monkeypatch.setenv(cli.MODEL_DIR_VARIABLE, str(tmp_path / "my-model"))
     monkeypatch.setenv(cli.RUN_DIR_VARIABLE, str(tmp_path / "my-run"))
+    (tmp_path / "Megatron-LM" / "megatron" / "core").mkdir(parents=True)
+    (tmp_path / "Megatron-LM" / "megatron" / "core" / "__init__.py").touch()
+    monkeypatch.setenv(cli.MEGATRON_VARIABLE, "Megatron-LM")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
     monkeypatch.setenv(cli.ENVIRONMENT_VARIABLE, str(tmp_path / "verifiers.toml"))
     assert cli.main(["prepare", "--profile", "cpu"]) == 0
     (opened,) = seen
     assert opened.config.model.source == f"path:{tmp_path / 'my-model'}"
     assert opened.run.path == tmp_path / "my-run"
+    assert opened.config.training.megatron_path == str(tmp_path / "Megatron-LM")
+    assert "PYTHONPATH=/mine is left out of every child" in capsys.readouterr().err
     assert opened.config.environment.taskset == {"id": "code-golf-v1", "subset": "original"}
     assert (opened.config.environment.harness, opened.config.environment.max_turns) == ("null", 3)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_engine import VOCAB, FakeEngine, good_reply, until
 
-from miles_verifiers.errors import DeadlineExceeded, GenerationAborted, PromptTooLong
+from miles_verifiers.errors import DeadlineExceeded, GenerationAborted, PromptTooLong, RequestRefused
 from miles_verifiers.wire.client import Deadlines
 from miles_verifiers.wire.core import Wire
 from miles_verifiers.wire.translate import Limits
@@ -73,10 +73,14 @@ async def test_of_too_many_sessions_the_oldest_at_rest_is_forgotten(engine: Fake
 
 
 async def test_turns_are_kept_only_for_who_takes_them(engine: FakeEngine) -> None:
-    wire = Wire(engine.url, limits=LIMITS, keep_turns=False)
-    await wire.generate(BODY, "s")
-    assert wire.take("s") == []
-    await wire.close()
+    for limits, remembered in ((LIMITS, 1), (Limits(VOCAB, 100, 20), 0)):
+        wire = Wire(engine.url, limits=limits, keep_turns=False)
+        await wire.generate(BODY, "s")
+        with pytest.raises(RequestRefused):
+            await wire.generate({"token_ids": [VOCAB]}, "s")
+        assert len(wire._sessions) == remembered
+        assert wire.take("s") == []
+        await wire.close()
 
 
 async def test_cancelled_by_session_and_by_the_caller_at_once(engine: FakeEngine, wire: Wire) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -11,9 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from miles_verifiers import config, environ
 from miles_verifiers.errors import ComponentError, EngineError, ModelError, RolloutError
 from miles_verifiers.training import cluster
-from miles_verifiers.training.preflight import StackWorker, check_interpreter
+from miles_verifiers.training.preflight import StackWorker
+
+TINY = {
+    "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "num_hidden_layers": 2, "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "architectures": ["Qwen3ForCausalLM"],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,23 +58,88 @@ def worker() -> object:
 def test_a_worker_runs_in_the_interpreter_that_was_asked_for() -> None:
     actor = cluster.start_actor(StackWorker, python=Path(sys.executable))
     (seen,) = cluster.wait([actor.look.remote()], what="look", timeout=60)
-    check_interpreter("stack", seen["executable"], Path(sys.executable))
-    with pytest.raises(ComponentError, match="another interpreter"):
-        check_interpreter("stack", seen["executable"], Path("/usr/bin/python3"))
-    assert set(seen["versions"]) == {"torch", "sglang", "megatron-core", "ray", "transformers"}
+    assert Path(seen["executable"]).parent == Path(sys.executable).parent
+    assert set(seen["packages"]) == {"torch", "sglang", "megatron-core", "ray", "transformers", "openai"}
 
 
-def test_the_callers_import_path_does_not_reach_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "sneaky.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+def test_the_trainers_worker_builds_a_model_of_one_layer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    actor = cluster.start_actor(StackWorker, python=Path(sys.executable))
+    settings = config.load("cpu").training
+    (layer,) = cluster.wait([actor.one_layer.remote(str(tmp_path), settings, "float32")], what="layer", timeout=60)
+    assert layer["logits"] == [4, 256]
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "gpt2"}))
+    with pytest.raises(ModelError, match="'gpt2' is not supported"):
+        cluster.wait([actor.one_layer.remote(str(tmp_path), settings, "float32")], what="layer", timeout=60)
+
+
+def test_foreign_code_sees_an_allow_list_of_variables_and_ours_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Set where Ray's own processes inherit it: through the runtime environment, as a driver's variables are.
+    secrets = {
+        "HF_TOKEN": "x",
+        "WANDB_API_KEY": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "JUDGE_API_KEY": "x",
+        "COMPANY": "x",
+    }
 
     class Look:
-        def path(self) -> list[str]:
-            return sys.path
+        def variables(self) -> tuple[list[str], str]:
+            return list(os.environ), Path("/proc/self/environ").read_text()
 
-    actor = cluster.start_actor(Look, python=Path(sys.executable))
-    (path,) = cluster.wait([actor.path.remote()], what="look", timeout=60)
-    assert str(tmp_path) not in path
+    foreign = cluster.start_actor(Look, python=Path(sys.executable), env=secrets, pass_variables=["JUDGE_API_KEY"])
+    ours = cluster.start_actor(Look, python=Path(sys.executable), env=secrets)
+    (names, image), (all_names, _) = cluster.wait(
+        [foreign.variables.remote(), ours.variables.remote()], what="look", timeout=60
+    )
+    assert set(names) & set(secrets) == {"JUDGE_API_KEY"}
+    assert "HF_TOKEN" not in image
+    assert set(secrets) <= set(all_names), "the control: without the allow-list they are there"
+    assert {"PATH", "HOME"} <= set(names)
+
+
+DRIVER = """
+import json, sys, tempfile
+import ray
+from pathlib import Path
+from miles_verifiers.provision import expectations
+from miles_verifiers.training import cluster
+from miles_verifiers.training.preflight import StackWorker
+
+python = Path(sys.executable)
+with tempfile.TemporaryDirectory(prefix="mv-", ignore_cleanup_errors=True) as folder:
+    with cluster.local_cluster(num_gpus=0, folder=Path(folder)):
+        actor = cluster.start_actor(StackWorker, python=python)
+        plain = ray.remote(lambda: sys.path).remote()
+        seen, path = cluster.wait([actor.look.remote(), plain], what="look", timeout=90)
+below = tuple(Path(p) for p in sys.path if p.endswith("site-packages") and not p.startswith(sys.prefix))
+rows = expectations.compare(expectations.Expected("stack", python, {}, frozenset(), below), seen)
+print(json.dumps([[row.what for row in rows if not row.ok], path]))
+"""
+
+
+@pytest.mark.parametrize("way", ["PYTHONPATH", "uv run"])
+def test_what_redirects_a_driver_does_not_reach_its_workers(way: str, tmp_path: Path) -> None:
+    # A project of the user's own, with a package that would be imported instead of the stack's.
+    (tmp_path / "transformers.py").write_text("raise SystemExit('the wrong transformers')")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "0"\nrequires-python = ">=3.11"\n')
+    env = {**os.environ, "RAY_AUTH_MODE": "disabled", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = [sys.executable, "-P", "-c", DRIVER]
+    if way == "PYTHONPATH":
+        env["PYTHONPATH"] = str(tmp_path)
+        # -I keeps it from the driver itself; Ray would hand it on to the workers all the same.
+        command[1] = "-I"
+    else:
+        env |= environ.RAY
+        uv = shutil.which("uv")
+        assert uv is not None
+        command = [uv, "run", "--offline", "--no-project", "--python", sys.executable, *command]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    off, path_of_a_plain_task = json.loads(done.stdout.strip().splitlines()[-1])
+    assert off == []
+    if way == "PYTHONPATH":
+        assert str(tmp_path) in path_of_a_plain_task, "the control: it reaches what is not started by us"
 
 
 def test_an_error_of_ours_comes_out_as_itself(worker: object) -> None:

@@ -1,0 +1,62 @@
+"""`python -m miles_verifiers.rollout.look TASKSET`: import an environment and load its taskset, whatever the Verifiers version.
+
+TASKSET is the configuration's `environment.taskset` as JSON. Prints what was found as JSON; used after every install.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import sys
+from types import ModuleType
+from typing import Any
+
+from miles_verifiers import process
+from miles_verifiers.errors import EnvironmentPackageError
+
+
+def main(taskset: dict[str, Any]) -> None:
+    name = taskset.get("id")
+    if not isinstance(name, str) or not name or "/" in name:
+        # Verifiers would install an owner/name id from its hub by itself.
+        raise EnvironmentPackageError(
+            f"environment.taskset.id is {name!r}",
+            where=f"interpreter {sys.executable}",
+            next_step="give the id of an installed package",
+        )
+    loaders = _loaders()
+    try:
+        module = loaders.import_taskset(name)
+    except Exception as error:  # whatever an environment's own code raises while it is imported
+        raise _failed(f"{name} cannot be imported", error) from error
+    try:
+        config = loaders.taskset_config_type(name).model_validate(taskset)
+        first = next(iter(loaders.load_taskset(config).load()), None)
+    except Exception as error:
+        raise _failed(f"the taskset of {name} cannot be loaded", error) from error
+    if first is None:
+        raise EnvironmentPackageError(f"the taskset of {name} is empty", where=str(module.__file__))
+    print(
+        json.dumps({"id": name, "origin": str(module.__file__), "verifiers": importlib.metadata.version("verifiers")})
+    )
+
+
+def _loaders() -> ModuleType:
+    """The module that Verifiers loads plugins with; 0.3 moved it."""
+    try:
+        return importlib.import_module("verifiers.v1.utils.loaders")
+    except ModuleNotFoundError:
+        return importlib.import_module("verifiers.v1.loaders")
+
+
+def _failed(what: str, error: Exception) -> EnvironmentPackageError:
+    return EnvironmentPackageError(
+        f"{what}: {type(error).__name__}: {error}",
+        where=f"interpreter {sys.executable}",
+        next_step="mend the package, name what it lacks in its dependencies, or correct environment.taskset",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(process.main_of_child(lambda: main(json.loads(sys.argv[1]))))
