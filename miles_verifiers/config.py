@@ -110,6 +110,12 @@ class RolloutSection(Section):
     """Tokens that one reply may have."""
     rollout_max_context_len: int = Field(2048, ge=2)
     """Tokens that prompt and replies may have together."""
+    rollout_max_prompt_len: int | None = Field(None, ge=1)
+    """Tokens that the prompt which opens a rollout may have; None leaves it to rollout_max_context_len."""
+    rollout_stop: list[str] = Field(default_factory=list)
+    """Texts at which a reply ends, besides those of the environment."""
+    rollout_stop_token_ids: list[int] = Field(default_factory=list)
+    """Ids at which a reply ends, besides those of the renderer."""
     rollout_temperature: float = Field(1.0, gt=0)
     rollout_top_p: float = Field(1.0, gt=0, le=1)
     rollout_top_k: int = -1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from miles_verifiers.config import RunConfig
+from miles_verifiers.config import RolloutSection, RunConfig
 from miles_verifiers.rollout import interpreter
 from miles_verifiers.rollout.backend import MODEL_NAME, Backend
 from miles_verifiers.wire.client import Deadlines
@@ -27,6 +27,18 @@ class Loaded:
     """What the backend reaches the engine through; closed after it."""
 
 
+def limits_of(rollout: RolloutSection, vocab_size: int) -> Limits:
+    """What a request of training or evaluation may ask for."""
+    return Limits(
+        vocab_size,
+        rollout.rollout_max_context_len,
+        max(rollout.rollout_max_response_len, rollout.eval_max_response_len or 0),
+        rollout.rollout_max_prompt_len,
+        tuple(rollout.rollout_stop),
+        tuple(rollout.rollout_stop_token_ids),
+    )
+
+
 def load_backend(config: RunConfig, model: Path, engine_urls: Sequence[str], vocab_size: int) -> Loaded:
     """Imports and files, for a thread: verifiers, transformers and an environment take seconds.
 
@@ -37,8 +49,7 @@ def load_backend(config: RunConfig, model: Path, engine_urls: Sequence[str], voc
     from miles_verifiers.rollout.renderers import choose_renderer
 
     rollout = config.rollout
-    longest = max(rollout.rollout_max_response_len, rollout.eval_max_response_len or 0)
-    limits = Limits(vocab_size, rollout.rollout_max_context_len, longest)
+    limits = limits_of(rollout, vocab_size)
     deadlines = Deadlines(total=rollout.request_timeout)
     renderer = choose_renderer(config.environment.renderer, model, config.environment.history)
     if api == "episodes":
