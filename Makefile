@@ -34,8 +34,8 @@ doctor: $(NOX)  ## what this machine has, and what is missing
 ci-short: $(NOX)  ## what every commit must pass
 	$(NOX) -s lint types fast stack contract prepare convert e2e_verifiers
 
-ci-long: ci-short  ## the same, that it survives faults, and that it learns
-	$(NOX) -s faults frozen
+ci-long: ci-short  ## the same on every Verifiers version, in faults, on a frozen image, and that it learns
+	$(NOX) -s compat faults frozen
 	$(MAKE) learn
 
 clean:  ## remove .venv, Nox's venvs and tool caches; runs and the shared cache stay

@@ -1,8 +1,8 @@
 """The processes that `bench.wire` measures: python -m bench.wire_process ROLE URL.
 
-    raw        aiohttp + orjson, no translation: the limit
-    transport  MilesSGLangTransport
-    client     the same raw client, in front of the gateway; its reply is renderers'
+    raw        aiohttp + orjson, no translation, up to the parsed reply of the engine: the limit
+    transport  MilesSGLangTransport, up to the bytes that renderers parses
+    client     aiohttp + orjson in front of the gateway, up to the same bytes
     gateway    Gateway; prints its URL
 
 A line of JSON on standard input is an order, a line on standard output its answer; the end of the input is the end.
@@ -52,14 +52,14 @@ def sglang_body() -> dict[str, Any]:
     return {"input_ids": PROMPT_IDS[:], "sampling_params": sampling, "return_logprob": True}
 
 
-def raw_client(url: str, body: Callable[[], dict[str, Any]], check: Callable[[Any], bool]) -> tuple[Ask, Any]:
-    """Post `body()` to `url` and parse the reply; `check` looks at one field, so that no error goes unseen."""
+def raw_client(url: str, body: Callable[[], dict[str, Any]], check: Callable[[bytes], bool]) -> tuple[Ask, Any]:
+    """Post `body()` to `url`; `check` looks at the reply, so that no error goes unseen."""
     session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
 
     async def ask(number: int) -> None:
         headers = {"Content-Type": "application/json", SESSION_HEADER: f"session-{number}"}
         async with session.post(url, data=orjson.dumps(body()), headers=headers) as response:
-            assert check(orjson.loads(await response.read()))
+            assert check(await response.read())
 
     return ask, session
 
@@ -102,12 +102,16 @@ async def orders(answer: Callable[[dict[str, int]], Awaitable[dict[str, float]]]
         print(json.dumps(await answer(json.loads(line))), flush=True)
 
 
+def _is_whole(reply: bytes) -> bool:
+    return len(orjson.loads(reply)["output_ids"]) == COMPLETION
+
+
 async def client(role: str, url: str) -> None:
     if role == "raw":
-        ask, closing = raw_client(f"{url}/generate", sglang_body, lambda r: len(r["output_ids"]) == COMPLETION)
+        ask, closing = raw_client(f"{url}/generate", sglang_body, _is_whole)
     elif role == "client":
         ask, closing = raw_client(
-            url + GENERATE_PATH, renderers_body, lambda r: len(r["choices"][0]["token_ids"]) == COMPLETION
+            url + GENERATE_PATH, renderers_body, lambda reply: b'"finish_reason":"length"' in reply
         )
     else:
         ask, closing = transport_client(url)

@@ -28,7 +28,7 @@ from miles_verifiers.rollout.renderers import RendererChoice
 
 log = logging.getLogger(__name__)
 
-MAX_TASKS = 10_000
+MAX_TASKS = 1024
 """Tasks that are taken of an endless taskset."""
 _ATTEMPTS = ("attempts", "n")
 """Fields in which an environment's config may say how often one episode attempts its task."""
@@ -132,7 +132,7 @@ def client_config(base_url: str, model: Path, renderer: RendererChoice) -> Any:
         {
             "base_url": base_url,
             "api_key_var": "MILES_VERIFIERS_NO_KEY",
-            "renderer": {"name": renderer.name},
+            "renderer": {"name": renderer.name, **renderer.settings},
             "renderer_model_name": str(model),
         }
     )

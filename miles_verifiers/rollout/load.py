@@ -40,7 +40,7 @@ def load_backend(config: RunConfig, model: Path, engine_urls: Sequence[str], voc
     longest = max(rollout.rollout_max_response_len, rollout.eval_max_response_len or 0)
     limits = Limits(vocab_size, rollout.rollout_max_context_len, longest)
     deadlines = Deadlines(total=rollout.request_timeout)
-    renderer = choose_renderer(config.environment.renderer, model)
+    renderer = choose_renderer(config.environment.renderer, model, config.environment.history)
     if api == "episodes":
         from miles_verifiers.rollout.episodes_v02 import EpisodeBackend, provider_error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class RendererChoice:
     """Whether a later turn extends the ids of an earlier one."""
     make: Callable[[], Any]
     """A new renderers.Renderer, with a tokenizer of its own: no two threads may share one."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of its config (renderers/configs.py) besides the name."""
 
     def line(self) -> str:
         """For people: name, reason, and what it cannot do."""
@@ -54,7 +56,9 @@ class RendererChoice:
         if self.turns.extends != "bridge":
             cannot.append("every turn is rendered anew")
         if self.turns.lost:
-            cannot.append(f"a later turn does not keep {', '.join(self.turns.lost)}: such a rollout forks")
+            cannot.append(
+                f"a later turn does not keep {', '.join(self.turns.lost)}: such a rollout forks (environment.history)"
+            )
         return f"renderer {self.name}: {self.reason}" + (f" ({'; '.join(cannot)})" if cannot else "")
 
     def render_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -62,7 +66,7 @@ class RendererChoice:
         return list(self.make().render_ids(list(messages), add_generation_prompt=True))
 
 
-def choose_renderer(requested: str, model: Path) -> RendererChoice:
+def choose_renderer(requested: str, model: Path, history: str = "template") -> RendererChoice:
     """The renderer for the checkpoint folder `model`. Takes seconds (it loads the tokenizer): not on an event loop.
 
     Raises ConfigError for an unknown name or one that this tokenizer cannot serve, ModelError for a folder without
@@ -84,7 +88,7 @@ def choose_renderer(requested: str, model: Path) -> RendererChoice:
         name, reason = _by_identity(tokenizer, reference, identity, model_type)
     else:
         name, reason = requested, "as configured"
-    return _choice(name, reason, model, tokenizer)
+    return _choice(name, reason, model, tokenizer, {"thinking_retention": "all"} if history == "keep" else {})
 
 
 def _identity(model: Path) -> tuple[str, str]:
@@ -134,7 +138,7 @@ def _template_ids(tokenizer: Any) -> list[int]:
     )
 
 
-def _choice(name: str, reason: str, model: Path, tokenizer: Any) -> RendererChoice:
+def _choice(name: str, reason: str, model: Path, tokenizer: Any, settings: Mapping[str, Any]) -> RendererChoice:
     from renderers import config_from_name, create_renderer
 
     try:
@@ -145,7 +149,7 @@ def _choice(name: str, reason: str, model: Path, tokenizer: Any) -> RendererChoi
         raise ConfigError("a renderer name other than auto is needed here", where="environment.renderer")
 
     def make() -> Any:
-        return create_renderer(copy.deepcopy(tokenizer), config)
+        return create_renderer(copy.deepcopy(tokenizer), type(config)(**settings))
 
     try:
         renderer = make()
@@ -154,6 +158,8 @@ def _choice(name: str, reason: str, model: Path, tokenizer: Any) -> RendererChoi
         raise ConfigError(
             f"the renderer {name} does not fit this tokenizer: {type(error).__name__}: {error}",
             where=f"environment.renderer, {model}",
-            next_step="set environment.renderer = 'auto' or 'default'",
+            next_step=(
+                "set environment.history = 'template'" if settings else "set environment.renderer = 'auto' or 'default'"
+            ),
         ) from error
-    return RendererChoice(name, reason, bool(getattr(renderer, "supports_tools", True)), turns, make)
+    return RendererChoice(name, reason, bool(getattr(renderer, "supports_tools", True)), turns, make, settings)

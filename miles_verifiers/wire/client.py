@@ -26,6 +26,7 @@ from miles_verifiers.errors import (
     ReplyInvalid,
     RequestRefused,
 )
+from miles_verifiers.wire.columns import parsed
 from miles_verifiers.wire.http import Connections, FirstByteLate, NoAnswer, Origin
 from miles_verifiers.wire.http_parser import Answer, BrokenAnswer
 
@@ -76,7 +77,8 @@ class _Unanswered(Exception):
 class EngineClient:
     """Client of `urls`. Use it on one event loop, and close it there.
 
-    Requests of one session go to one engine, which has their common prefix in its cache; others take turns.
+    Requests of one session go to one engine, which has their common prefix in its cache; others take turns. Where an engine does
+    not answer, a request is repeated at the next one.
     """
 
     def __init__(
@@ -112,16 +114,17 @@ class EngineClient:
         """
         if self._closed:
             raise EngineUnreachable("the client was closed")
-        url = self._engine_of(session)
+        engine = self._engine_of(session)
         try:
             async with asyncio.timeout(self.deadlines.total), self._slots:
-                raw, where = await self._repeat(url, payload, session)
+                raw, where = await self._repeat(engine, payload, session)
         except TimeoutError:
             raise _late(
-                f"no complete answer within {self.deadlines.total:g} s", f"engine {url}, session {session or '-'}"
+                f"no complete answer within {self.deadlines.total:g} s",
+                f"engine {self.urls[engine]}, session {session or '-'}",
             ) from None
         try:
-            reply = orjson.loads(raw)
+            reply = parsed(raw)
         except orjson.JSONDecodeError as error:
             raise ReplyInvalid(f"the answer is not JSON: {error}", where=where) from None
         return read(reply, where)
@@ -134,15 +137,17 @@ class EngineClient:
         self._connections.close()
         await asyncio.sleep(0)  # transports close their sockets in the next round of the loop
 
-    def _engine_of(self, session: str | None) -> str:
+    def _engine_of(self, session: str | None) -> int:
         if session is not None:
-            return self.urls[zlib.crc32(session.encode(errors="replace")) % len(self.urls)]
+            return zlib.crc32(session.encode(errors="replace")) % len(self.urls)
         self._turn += 1
-        return self.urls[self._turn % len(self.urls)]
+        return self._turn % len(self.urls)
 
-    async def _repeat(self, url: str, payload: Mapping[str, Any], session: str | None) -> tuple[bytes, str]:
+    async def _repeat(self, engine: int, payload: Mapping[str, Any], session: str | None) -> tuple[bytes, str]:
         for attempt in range(1, self._attempts + 1):
-            rid = f"{self._name}-{next(self._numbers)}"
+            url = self.urls[engine]
+            # All of one length: an abort ends every request whose id begins with the one given (SGLang 0.5.23, scheduler.py).
+            rid = f"{self._name}-{next(self._numbers):012x}"
             where = f"request {rid} to engine {url}"
             self.traffic.attempts += 1
             try:
@@ -152,6 +157,8 @@ class EngineClient:
                     raise failed.error.at(f"{where}, attempt {attempt} of {self._attempts}") from failed
                 await asyncio.sleep(max(failed.wait, _backoff(attempt)))
                 self.traffic.repeats += 1
+                if isinstance(failed.error, EngineUnreachable):
+                    engine = (engine + 1) % len(self.urls)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _once(self, url: str, rid: str, payload: Mapping[str, Any], session: str | None, where: str) -> bytes:

@@ -66,8 +66,8 @@ class _Session:
 class Wire:
     """Requests of renderers' form in front of the SGLang servers `engine_urls`. Use it on one event loop, and close it there.
 
-    `keep_turns` is for whoever trains in this process and takes each session's turns; without it a session is only
-    counted. Of more than `max_sessions` sessions the oldest are forgotten.
+    `keep_turns` is for whoever trains in this process and takes each session's turns; without it nothing of a session is kept
+    but, where first prompts have a limit, that it began. Of more than `max_sessions` sessions the oldest are forgotten.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Wire:
         self.limits = limits
         self.counters = Counters()
         self._keep_turns = keep_turns
+        self._remembers = keep_turns or limits.max_first_prompt is not None
         self._max_sessions = max_sessions
         self._sessions: dict[str, _Session] = {}
         self._nameless = _Session()
@@ -105,6 +106,9 @@ class Wire:
         except BaseException:
             counters.failed += 1
             raise
+        finally:
+            if not self._remembers and session is not None and not record.running:
+                self._sessions.pop(session, None)
         record.answered += 1
         if self._keep_turns and session is not None:
             seconds = time.perf_counter() - started

@@ -23,7 +23,7 @@ def error_response(error: WireError, retry_after: int | None = None) -> web.Resp
     return _shaped(error.status, str(error), code, headers)
 
 
-def http_error_response(error: web.HTTPException, request: web.Request) -> web.Response:
+def http_error_response(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
     """The answer where HTTP itself is the matter: an unknown path, a method, a size, a missing token."""
     phrase = HTTPStatus(error.status).phrase
     headers = {"x-should-retry": "false"}

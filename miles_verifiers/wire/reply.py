@@ -14,14 +14,15 @@ import orjson
 
 from miles_verifiers.errors import GenerationAborted, ReplyInvalid
 from miles_verifiers.samples import WeightSpan
+from miles_verifiers.wire.columns import Columns
 
 MISSING_LOGPROB = -9999.0
 """What vLLM and SGLang put where they have no log-prob; renderers refuses exactly this value."""
 _ROUNDING = 1e-5
 """A log-prob may be this much above zero by rounding of a probability of one; it is then taken as zero."""
 _IN_INTEGERS = b"0123456789,"
-_IN_NUMBERS = b"0123456789,.-+e"
-"""What JSON lists of such hold between their brackets."""
+"""What a JSON list of them holds between its brackets."""
+_ENTRIES = "meta_info.output_token_logprobs"
 _FINISH_REASONS = frozenset({"stop", "length"})
 
 
@@ -40,8 +41,8 @@ class Generation:
     weight_versions: list[WeightSpan]
     """Counts sum to N."""
     ids_json: bytes
-    logprobs_json: bytes
-    """The two lists as JSON, between their brackets: the checks make them, and the response is made of them."""
+    content_json: bytes
+    """The ids and renderers' `logprobs.content` as JSON, between their brackets."""
 
 
 def checked_reply(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, where: str) -> Generation:
@@ -51,11 +52,11 @@ def checked_reply(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, 
     """
     meta = _meta(reply, where)
     finish = _finish_reason(meta, where)
-    ids, logprobs, ids_json, logprobs_json = _sampled(meta, vocab_size, where)
+    ids, logprobs, ids_json, content_json = _sampled(meta, vocab_size, where)
     _check_counts(reply, meta, ids, prompt_ids, where)
     spans = _weight_spans(meta, len(ids), where)
     request_id = str(meta.get("id", ""))
-    return Generation(request_id, ids, logprobs, finish, len(prompt_ids), spans, ids_json, logprobs_json)
+    return Generation(request_id, ids, logprobs, finish, len(prompt_ids), spans, ids_json, content_json)
 
 
 def _invalid(what: str, where: str) -> NoReturn:
@@ -93,41 +94,44 @@ def integers_json(ids: Sequence[Any]) -> bytes | None:
 
 
 def _sampled(meta: Mapping[str, Any], vocab_size: int, where: str) -> tuple[list[int], list[float], bytes, bytes]:
-    """Ids and log-probs of the reply, each checked, and both as JSON. Whole-list tests: one reply holds hundreds of tokens."""
+    """Ids and log-probs of the reply, each checked; the ids and the response's content as JSON.
+
+    Whole-list tests first: one reply holds hundreds of tokens.
+    """
     entries = meta.get("output_token_logprobs")
-    if not isinstance(entries, list):
+    if isinstance(entries, Columns):
+        ids, logprobs = entries.ids, entries.logprobs
+    elif isinstance(entries, list):
+        ids, logprobs = _columns_of(entries, where)
+    else:
         _invalid(f"{_ENTRIES} is missing", where)
-    if not entries:
+    if not ids:
         return [], [], b"", b""
-    try:
-        # Not zip(*entries): an iterator per token would wake the garbage collector for every reply.
-        logprobs, ids = [entry[0] for entry in entries], [entry[1] for entry in entries]
-    except (TypeError, KeyError, IndexError):
-        _invalid(f"{_ENTRIES} is not a list of [log-prob, id, text]", where)
     ids_json = integers_json(ids)
     if ids_json is None or max(ids) >= vocab_size:
         at, bad = next((i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)
         _invalid(f"{_ENTRIES}[{at}] has the id {bad!r:.40}, the vocabulary size is {vocab_size}", where)
-    logprobs_json = _floats_json(logprobs)
-    if logprobs_json is None or not (min(logprobs) > MISSING_LOGPROB and max(logprobs) <= 0.0):
-        logprobs = [_log_prob(value, at, where) for at, value in enumerate(logprobs)]
-        logprobs_json = orjson.dumps(logprobs)[1:-1]
-    return ids, logprobs, ids_json, logprobs_json
+    if isinstance(entries, Columns) and entries.points == len(ids) and _are_log_probs(logprobs):
+        return ids, logprobs, ids_json, entries.content_json
+    logprobs = [_log_prob(value, at, where) for at, value in enumerate(logprobs)]
+    return ids, logprobs, ids_json, _content_json(ids, logprobs)
 
 
-_ENTRIES = "meta_info.output_token_logprobs"
-
-
-def _floats_json(values: list[Any]) -> bytes | None:
-    """`values` as JSON between its brackets, or None unless all of them are surely finite floats.
-
-    JSON has no NaN or infinity: the encoder writes null. A number with a point is a float; one without may be an integer.
-    """
+def _columns_of(entries: list[Any], where: str) -> tuple[list[Any], list[Any]]:
     try:
-        inner = orjson.dumps(values)[1:-1]
-    except TypeError:
-        return None
-    return None if inner.translate(None, _IN_NUMBERS) or inner.count(b".") != len(values) else inner
+        return [entry[1] for entry in entries], [entry[0] for entry in entries]
+    except (TypeError, KeyError, IndexError):
+        _invalid(f"{_ENTRIES} is not a list of [log-prob, id, text]", where)
+
+
+def _are_log_probs(values: list[float]) -> bool:
+    """JSON has no NaN and no infinity, so that the ends say it all."""
+    return min(values) > MISSING_LOGPROB and max(values) <= 0.0
+
+
+def _content_json(ids: list[int], logprobs: list[float]) -> bytes:
+    entries = [{"token": f"token_id:{token}", "logprob": value} for token, value in zip(ids, logprobs, strict=True)]
+    return orjson.dumps(entries)[1:-1]
 
 
 def _log_prob(value: Any, at: int, where: str) -> float:

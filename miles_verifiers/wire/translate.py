@@ -181,41 +181,24 @@ def from_sglang(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, wh
     return response
 
 
-class _Entries(dict[int, bytes]):
-    """The JSON of a token's entry up to its log-prob, by id: entries are looked up, not formatted anew.
-
-    Holds at most one per row of the vocabulary.
-    """
-
-    def __missing__(self, token: int) -> bytes:
-        entry = self[token] = b'},{"token":"token_id:%d","logprob":' % token
-        return entry
-
-
-_entry = _Entries().__getitem__
-
-
 def response_json(generation: Generation) -> bytes:
-    """renderers' response as JSON, assembled from whole parts: an object per token and its encoding would cost five times
-    as much, most of it in the garbage collector.
-    """
-    ids = generation.token_ids
-    # Extended slices must match in length: ids and log-probs are bound one to one, as zip(strict=True) would.
-    parts: list[bytes] = [b""] * (2 * len(ids))
-    parts[0::2] = map(_entry, ids)
-    parts[1::2] = generation.logprobs_json.split(b",") if ids else []
-    if ids:
-        parts[0] = parts[0][2:]  # nothing to close or separate before the first
+    """renderers' response as JSON, put together from parts that are JSON already."""
     versions = [{"version": span.version, "count": span.count} for span in generation.weight_versions]
-    tail = {"prompt_tokens": generation.prompt_tokens, "completion_tokens": len(ids)}
+    usage = {"prompt_tokens": generation.prompt_tokens, "completion_tokens": len(generation.token_ids)}
     return b"".join(
         (
-            b'{"request_id":%b,"choices":[{"token_ids":[' % orjson.dumps(generation.request_id),
+            b'{"request_id":',
+            orjson.dumps(generation.request_id),
+            b',"choices":[{"token_ids":[',
             generation.ids_json,
             b'],"logprobs":{"content":[',
-            *parts,
-            b"}]}" if ids else b"]}",
-            b',"finish_reason":"%b"}],"usage":%b,"weight_versions":%b}'
-            % (generation.finish_reason.encode(), orjson.dumps(tail), orjson.dumps(versions)),
+            generation.content_json,
+            b']},"finish_reason":"',
+            generation.finish_reason.encode(),
+            b'"}],"usage":',
+            orjson.dumps(usage),
+            b',"weight_versions":',
+            orjson.dumps(versions),
+            b"}",
         )
     )

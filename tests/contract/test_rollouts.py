@@ -163,8 +163,9 @@ async def test_what_fails_is_counted_under_its_name(
     taskset = f"{{ id = 'contract-env', task = {task} }}"
     overrides = ("rollout.scoring_timeout=0.5", "rollout.setup_timeout=0.5", STOP)
     step = await step_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), *overrides, taskset=taskset)
-    assert (step["rows"], step["ending"], step["dropped"]) == ([], "too many dropped", {cause: 2})
-    assert step["causes"] == {cause: 2 * N}
+    assert (step["rows"], step["ending"], set(step["dropped"])) == ([], "too many dropped", {cause})
+    assert step["dropped"][cause] >= 2  # a third one may have ended in the same moment
+    assert step["causes"] == {cause: step["dropped"][cause] * N}
     assert logged in (tmp_path / "logs" / "rollout.log").read_text()
 
 

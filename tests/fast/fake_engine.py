@@ -86,3 +86,26 @@ async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in code that sets no event
             await asyncio.sleep(0.005)
+
+
+async def cut(request: web.Request, part: bytes = b"") -> web.StreamResponse:
+    """Close the connection, after `part` of an answer that announced more."""
+    assert request.transport is not None
+    if part:
+        request.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + part)  # type: ignore[attr-defined]
+        await asyncio.sleep(0.05)
+    request.transport.close()
+    return web.Response()
+
+
+async def slow_drip(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b" ")
+        await asyncio.sleep(0.02)
+
+
+async def stall(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(60)
+    return web.Response()

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from fake_engine import VOCAB, FakeEngine, good_reply, until
+from fake_engine import VOCAB, FakeEngine, cut, good_reply, slow_drip, stall, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -79,11 +79,6 @@ async def ask(
 async def get(http: aiohttp.ClientSession, gateway: Gateway, path: str, **headers: str) -> Answer:
     async with http.get(gateway.url + path, headers=headers) as response:
         return Answer(response.status, response.headers, await response.read())
-
-
-async def stall(request: web.Request) -> web.StreamResponse:
-    await asyncio.sleep(60)
-    return web.Response()
 
 
 class TestAnswers:
@@ -220,6 +215,17 @@ class TestRefusals:
         assert b" 408 " in answer.splitlines()[0]
         assert b"request_timeout" in answer
 
+    async def test_a_caller_that_asks_before_it_sends(self, engine: FakeEngine) -> None:
+        async with serving(engine) as gateway:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
+            data = json.dumps(BODY).encode()
+            head = b"POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+            writer.write(head % (PATH.encode(), len(data)))
+            assert b" 100 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 2)
+            writer.write(data)
+            assert b" 200 " in await asyncio.wait_for(reader.readline(), 2)
+            writer.close()
+
     async def test_the_token(self, engine: FakeEngine, http: aiohttp.ClientSession) -> None:
         async with serving(engine, token="secret-token") as gateway:
             for wrong in ({}, {"Authorization": "Bearer secret-toke"}, {"Authorization": "secret-token"}):
@@ -269,13 +275,17 @@ class TestRefusals:
         assert 400 <= asyncio.run(status()) < 500
 
 
-ENGINE_FAULTS: dict[str, tuple[Callable[[], Any], int, str]] = {
-    "abort": (lambda: good_reply([5], finish_reason={"type": "abort"}), 502, "generation_aborted"),
-    "short metadata": (lambda: good_reply([5, 6], output_token_logprobs=...), 502, "reply_invalid"),
-    "NaN": (lambda: web.Response(text=json.dumps(good_reply([5], [float("nan")]))), 502, "reply_invalid"),
-    "500": (lambda: web.json_response({"detail": "scheduler"}, status=500), 502, "reply_invalid"),
-    "busy": (lambda: web.Response(status=503), 503, "engine_busy"),
-    "400": (lambda: web.json_response({"error": {"message": "top_p"}}, status=400), 400, "request_refused"),
+ENGINE_FAULTS: dict[str, tuple[Callable[[web.Request], Any], int, str]] = {
+    "abort": (lambda r: good_reply([5], finish_reason={"type": "abort"}), 502, "generation_aborted"),
+    "short metadata": (lambda r: good_reply([5, 6], output_token_logprobs=...), 502, "reply_invalid"),
+    "NaN": (lambda r: web.Response(text=json.dumps(good_reply([5], [float("nan")]))), 502, "reply_invalid"),
+    "500": (lambda r: web.json_response({"detail": "scheduler"}, status=500), 502, "reply_invalid"),
+    "busy": (lambda r: web.Response(status=503), 503, "engine_busy"),
+    "half a body": (lambda r: cut(r, b'{"text": "abc"'), 502, "reply_invalid"),
+    "reset": (cut, 502, "engine_unreachable"),
+    "stall": (stall, 504, "deadline_exceeded"),
+    "slow drip": (slow_drip, 504, "deadline_exceeded"),
+    "400": (lambda r: web.json_response({"error": {"message": "top_p"}}, status=400), 400, "request_refused"),
 }
 
 
@@ -285,8 +295,8 @@ class TestTrouble:
         self, engine: FakeEngine, http: aiohttp.ClientSession, fault: str
     ) -> None:
         answer, status, code = ENGINE_FAULTS[fault]
-        engine.handler = lambda request, body: answer()
-        async with serving(engine) as gateway:
+        engine.handler = lambda request, body: answer(request)
+        async with serving(engine, total=0.3 if status == 504 else 3.0) as gateway:
             said = await ask(http, gateway)
             assert (said.status, said.error["code"]) == (status, code)
             assert engine.url in said.error["message"]

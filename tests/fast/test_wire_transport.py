@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from fake_engine import VOCAB, FakeEngine, good_reply, until
+from fake_engine import VOCAB, FakeEngine, cut, good_reply, slow_drip, stall, until
 
 from miles_verifiers.errors import (
     DeadlineExceeded,
@@ -51,16 +51,6 @@ async def post(transport: MilesSGLangTransport, session: str | None = "s1", body
     )
     answer: dict[str, Any] = json.loads(response.content)
     return answer
-
-
-async def cut(request: web.Request, part: bytes = b"") -> web.StreamResponse:
-    """Close the connection, after `part` of an answer that announced more."""
-    assert request.transport is not None
-    if part:
-        request.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + part)  # type: ignore[attr-defined]
-        await asyncio.sleep(0.05)
-    request.transport.close()
-    return web.Response()
 
 
 def only_ids(reply: Any, where: str) -> Any:
@@ -130,6 +120,18 @@ async def test_a_session_stays_with_its_engine() -> None:
     assert homes[0]
     assert homes[1]
     assert not homes[0] & homes[1]
+
+
+async def test_an_engine_that_is_gone_is_stood_in_for() -> None:
+    async with FakeEngine() as gone:
+        pass
+    async with FakeEngine() as alive:
+        transport = MilesSGLangTransport([gone.url, alive.url], limits=LIMITS)
+        for i in range(8):
+            await post(transport, f"s{i}")
+        assert len(alive.bodies) == 8
+        assert 0 < transport.client.traffic.repeats < 8  # some sessions are at home there
+        await transport.close()
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -209,19 +211,6 @@ async def test_faults_are_named_and_never_repeated(
     assert len(engine.bodies) == 1
     assert transport.take("s1") == []
     assert (transport.counters.failed, transport.counters.in_flight, transport.counters.tokens) == (1, 0, 0)
-
-
-async def slow_drip(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse()
-    await response.prepare(request)
-    while True:
-        await response.write(b" ")
-        await asyncio.sleep(0.02)
-
-
-async def stall(request: web.Request) -> web.StreamResponse:
-    await asyncio.sleep(60)
-    return web.Response()
 
 
 @pytest.mark.parametrize("answer", [stall, slow_drip])
