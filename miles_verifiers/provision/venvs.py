@@ -102,7 +102,10 @@ def _lay_over(site_packages: Path, below: Interpreter, *, frozen: bool) -> None:
 
 def _put_first(site_packages: Path, folders: tuple[Path, ...]) -> None:
     # In the venv and not in PYTHONPATH: Ray rewrites that variable for its workers, and it would reach every role.
-    lines = [f"import sys; sys.path.insert({i}, {str(folder)!r})" for i, folder in enumerate(folders)]
+    lines = [
+        f"import sys; {str(folder)!r} in sys.path or sys.path.insert({i}, {str(folder)!r})"
+        for i, folder in enumerate(folders)
+    ]
     (site_packages / "aa_first.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
