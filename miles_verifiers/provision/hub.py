@@ -78,7 +78,7 @@ def install(requirement: str, venv: Path, *, excludes: Path, constraints: Path, 
             tail = [error.what, *error.tail]
     if version_in(venv, name) is None:
         raise EnvironmentPackageError(
-            f"prime did not install {name}: " + (" | ".join(tail[-6:]) or "it printed nothing"),
+            f"prime did not install {name}: " + (" | ".join(tail[-12:]) or "it printed nothing"),
             where=f"{venv / 'bin' / 'python'}: {' '.join(map(str, command))}",
             next_step=f"see {log}; is the name right, and are you logged in (prime login)?",
         )
