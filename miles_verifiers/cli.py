@@ -18,6 +18,7 @@ from miles_verifiers.provision import doctor, prune
 from miles_verifiers.provision.roles import Roles
 from miles_verifiers.provision.stack import pick_profile
 from miles_verifiers.rundir import RunDir, cache_root
+from miles_verifiers.settings import RunConfig
 from miles_verifiers.verify import verify
 from miles_verifiers.wire import command as gateway
 
@@ -136,7 +137,7 @@ def _venv(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(arguments: argparse.Namespace) -> config.RunConfig:
+def _settings(arguments: argparse.Namespace) -> RunConfig:
     profile = arguments.profile
     if profile is None:
         profile, why = pick_profile()
@@ -164,7 +165,7 @@ def _report_variables() -> None:
         )
 
 
-def _run_dir(arguments: argparse.Namespace, settings: config.RunConfig) -> RunDir:
+def _run_dir(arguments: argparse.Namespace, settings: RunConfig) -> RunDir:
     named = arguments.run_dir or os.environ.get(RUN_DIR_VARIABLE)
     if named:
         return RunDir(Path(named).resolve())

@@ -20,7 +20,6 @@ from filelock import FileLock, Timeout
 from pydantic import JsonValue
 
 from miles_verifiers import console, environ, files, memory, process, progress
-from miles_verifiers.config import RunConfig
 from miles_verifiers.errors import HostError, InputError
 from miles_verifiers.manifest import Manifest, PhaseRecord, fingerprint, manifest_path
 from miles_verifiers.plan import Command, convert_command, preflight_command, train_command
@@ -30,6 +29,7 @@ from miles_verifiers.provision.models import check_model_folder, ensure_model, p
 from miles_verifiers.provision.roles import Roles, environment_lock, gpus_needed, megatron_folder
 from miles_verifiers.provision.stack import image_stack
 from miles_verifiers.rundir import RunDir, env_role
+from miles_verifiers.settings import RunConfig
 from miles_verifiers.verify import Report, verify
 
 PHASES = ("prepare", "convert", "train", "verify")

@@ -9,11 +9,11 @@ from pathlib import Path
 import uv
 
 from miles_verifiers import environ
-from miles_verifiers.config import RunConfig
 from miles_verifiers.provision import environments
 from miles_verifiers.provision.roles import base_recipe, environment_lock, gpus_needed, locks
 from miles_verifiers.provision.stack import candidate_python, probe
 from miles_verifiers.rundir import RunDir, env_role
+from miles_verifiers.settings import RunConfig
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """For processes that work on local folders only: a look-up in a hub would wait for minutes where there is none."""

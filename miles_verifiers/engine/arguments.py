@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from miles_verifiers import environ
-from miles_verifiers.config import EngineSection
 from miles_verifiers.engine import leftovers
+from miles_verifiers.settings import EngineSection
 
 HOST = "127.0.0.1"
 

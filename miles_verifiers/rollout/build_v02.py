@@ -11,10 +11,10 @@ import verifiers.v1 as vf
 from verifiers.v1.loaders import default_harness_id
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
-from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import Sampling
+from miles_verifiers.settings import EnvironmentSection, RolloutSection
 
 _INLINE_ID = inline_harness.PLUGIN_ID
 

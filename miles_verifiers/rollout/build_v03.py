@@ -20,11 +20,11 @@ from verifiers.v1.runtimes import SubprocessConfig
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 from verifiers.v1.utils.loaders import default_harness_id, harness_config_type
 
-from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import Sampling
 from miles_verifiers.rollout.renderers import RendererChoice
+from miles_verifiers.settings import EnvironmentSection, RolloutSection
 
 log = logging.getLogger(__name__)
 

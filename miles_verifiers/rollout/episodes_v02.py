@@ -17,7 +17,6 @@ from renderers import RendererPool
 from verifiers.v1.clients.train import TrainClient
 from verifiers.v1.decorators import discover_decorated
 
-from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.errors import EnvironmentPackageError, PromptTooLong, WireError
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import MODEL_NAME, TRAINING, GroupOptions, OnDone, Sampling, training_sampling
@@ -25,6 +24,7 @@ from miles_verifiers.rollout.build_v02 import build_environment, sampling
 from miles_verifiers.rollout.clock import GroupClock
 from miles_verifiers.rollout.renderers import RendererChoice
 from miles_verifiers.rollout.traces import Rollout, failure
+from miles_verifiers.settings import EnvironmentSection, RolloutSection
 from miles_verifiers.wire.transport import MilesSGLangTransport
 
 log = logging.getLogger(__name__)

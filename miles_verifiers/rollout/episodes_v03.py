@@ -18,13 +18,13 @@ from typing import Any
 
 import verifiers.v1 as vf
 
-from miles_verifiers.config import EnvironmentSection, RolloutSection
 from miles_verifiers.rollout import build_v03, inline_harness
 from miles_verifiers.rollout.backend import MODEL_NAME, TRAINING, GroupOptions, OnDone, training_sampling
 from miles_verifiers.rollout.clock import GroupClock
 from miles_verifiers.rollout.play_v03 import Play, Setting, seeded
 from miles_verifiers.rollout.renderers import RendererChoice
 from miles_verifiers.rollout.traces import Rollout, failure
+from miles_verifiers.settings import EnvironmentSection, RolloutSection
 from miles_verifiers.wire.gateway import Gateway
 
 log = logging.getLogger(__name__)

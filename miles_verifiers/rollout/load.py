@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from miles_verifiers.config import RolloutSection, RunConfig
 from miles_verifiers.rollout import interpreter
 from miles_verifiers.rollout.backend import MODEL_NAME, Backend
+from miles_verifiers.settings import RolloutSection, RunConfig
 from miles_verifiers.wire.client import Deadlines
 from miles_verifiers.wire.gateway import Gateway, Serving
 from miles_verifiers.wire.translate import Limits

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from miles_verifiers.config import EnvironmentSection, RolloutSection, RunConfig
 from miles_verifiers.rollout.backend import Backend, GroupOptions, SeedOf, eval_sampling, unseeded
 from miles_verifiers.rollout.causes import cause_of, name_of
 from miles_verifiers.rollout.cursor import Cursor
@@ -22,6 +21,7 @@ from miles_verifiers.rollout.policies import Filter, judge
 from miles_verifiers.rollout.tasks import TaskRow, sampling_seed
 from miles_verifiers.rollout.traces import Origin, to_sample
 from miles_verifiers.samples import Sample
+from miles_verifiers.settings import EnvironmentSection, RolloutSection, RunConfig
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from miles_verifiers.config import EnvironmentSection, RunConfig
 from miles_verifiers.errors import EnvironmentPackageError, RolloutError
 from miles_verifiers.progress import report
 from miles_verifiers.rollout import interpreter
@@ -26,6 +25,7 @@ from miles_verifiers.rollout.lag import LagWatch
 from miles_verifiers.rollout.load import Loaded, load_backend
 from miles_verifiers.rollout.runner import Runner
 from miles_verifiers.samples import as_row
+from miles_verifiers.settings import EnvironmentSection, RunConfig
 from miles_verifiers.wire.translate import checked_ids
 
 log = logging.getLogger(__name__)

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from miles_verifiers import config as configuration
 from miles_verifiers import dump, files, grpo, metrics, process, progress
-from miles_verifiers.config import RunConfig
 from miles_verifiers.errors import RolloutError
 from miles_verifiers.rollout.evaluation import evaluation_due, summary
 from miles_verifiers.rundir import RunDir
 from miles_verifiers.samples import as_row
+from miles_verifiers.settings import RunConfig
 from miles_verifiers.training.record import eval_record, step_record
 from miles_verifiers.training.steps import StepRollouts, renumbered
 

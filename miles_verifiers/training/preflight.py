@@ -17,12 +17,12 @@ from typing import Any
 
 from miles_verifiers import config as configuration
 from miles_verifiers import process, progress
-from miles_verifiers.config import RunConfig, TrainingSection
 from miles_verifiers.errors import TrainerError
 from miles_verifiers.provision import expectations
 from miles_verifiers.provision.expectations import Row
 from miles_verifiers.rollout import interpreter
 from miles_verifiers.rundir import RunDir, env_role
+from miles_verifiers.settings import RunConfig, TrainingSection
 from miles_verifiers.training import cluster
 from miles_verifiers.training.loop import vocabulary_size
 from miles_verifiers.training.rollouts import Rollouts

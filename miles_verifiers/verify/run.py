@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from miles_verifiers import config as configuration
-from miles_verifiers.config import RunConfig
 from miles_verifiers.dump import Kind, read_rollout, rollout_files
 from miles_verifiers.errors import ConfigError, MilesVerifiersError
 from miles_verifiers.manifest import Manifest
@@ -17,6 +16,7 @@ from miles_verifiers.metrics import load_metrics
 from miles_verifiers.progress import report
 from miles_verifiers.rundir import RunDir
 from miles_verifiers.samples import Sample
+from miles_verifiers.settings import RunConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import tomli_w
 from miles_verifiers import config, dump
 from miles_verifiers.manifest import Manifest
 from miles_verifiers.samples import Sample, WeightSpan
+from miles_verifiers.settings import RunConfig
 
 VOCAB_SIZE = 32
 PROMPT = [1, 5, 6]
@@ -141,7 +142,7 @@ class Draft:
             self.table[section] = {**self.table[section], **fields}
 
     @property
-    def config(self) -> config.RunConfig:
+    def config(self) -> RunConfig:
         return config.validate(self.table, where="the test")
 
 

@@ -23,13 +23,13 @@ from typing import Any
 
 from miles_verifiers import config as configuration
 from miles_verifiers import files
-from miles_verifiers.config import RunConfig
 from miles_verifiers.rollout.backend import TRAINING, GroupOptions, OnDone
 from miles_verifiers.rollout.load import Loaded
 from miles_verifiers.rollout.traces import Rollout
 from miles_verifiers.rollout.worker import RolloutWorker
 from miles_verifiers.rundir import RunDir
 from miles_verifiers.samples import WeightSpan
+from miles_verifiers.settings import RunConfig
 from miles_verifiers.training.loop import TRACKER, Loop
 from miles_verifiers.training.steps import merged
 from miles_verifiers.wire.transport import Turn

@@ -18,12 +18,12 @@ from typing import Any
 import psutil
 import pytest
 
-from miles_verifiers.config import EngineSection
 from miles_verifiers.engine import calls, launch, leftovers
 from miles_verifiers.engine.arguments import server_argv, server_environment
 from miles_verifiers.engine.server import EngineServer, free_port
 from miles_verifiers.errors import EngineError, HostError, ModelError
 from miles_verifiers.process import PARENT_VARIABLE
+from miles_verifiers.settings import EngineSection
 
 PYTHON, MODEL = Path("/stack/bin/python"), Path("/models/m")
 

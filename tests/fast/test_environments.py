@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from projects import project
 
-from miles_verifiers.config import EnvironmentSection
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.provision import environments, hub, venvs
 from miles_verifiers.provision.environments import Package, Source, parse
 from miles_verifiers.provision.recipes import Recipe
 from miles_verifiers.provision.stack import probe
+from miles_verifiers.settings import EnvironmentSection
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from miles_verifiers import config, job
-from miles_verifiers.config import RunConfig
 from miles_verifiers.errors import HostError, InputError
 from miles_verifiers.manifest import Manifest, fingerprint
 from miles_verifiers.plan import Command, plan, train_command
 from miles_verifiers.rundir import RunDir, model_name
+from miles_verifiers.settings import RunConfig
 
 
 @pytest.fixture

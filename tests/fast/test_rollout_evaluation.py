@@ -8,10 +8,10 @@ import pytest
 from factories import config_table
 
 from miles_verifiers import config
-from miles_verifiers.config import RolloutSection
 from miles_verifiers.rollout.backend import Sampling, eval_sampling
 from miles_verifiers.rollout.evaluation import evaluation_due, summary
 from miles_verifiers.samples import Sample
+from miles_verifiers.settings import RolloutSection
 
 
 def rollout(**fields: Any) -> RolloutSection:

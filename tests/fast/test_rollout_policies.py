@@ -11,12 +11,12 @@ import pytest
 from factories import config_table
 
 from miles_verifiers import config
-from miles_verifiers.config import RolloutSection
 from miles_verifiers.errors import ConfigError, RolloutError
 from miles_verifiers.rollout.causes import cause_of, name_of, table
 from miles_verifiers.rollout.filters import load_filter
 from miles_verifiers.rollout.policies import judge
 from miles_verifiers.samples import Sample
+from miles_verifiers.settings import RolloutSection
 
 
 def rollout(**fields: Any) -> RolloutSection:

@@ -13,18 +13,18 @@ import psutil
 import pytest
 from projects import project
 
-from miles_verifiers.config import EnvironmentSection
 from miles_verifiers.errors import EnvironmentPackageError, HostError, InstallError
 from miles_verifiers.files import sha256
 from miles_verifiers.provision import environments, roles, stack, venvs
 from miles_verifiers.provision.recipes import Recipe
 from miles_verifiers.provision.stack import Interpreter, probe
+from miles_verifiers.settings import EnvironmentSection
 
 BUILDER = """
 import sys
 from pathlib import Path
 from miles_verifiers import progress
-from miles_verifiers.config import EnvironmentSection
+from miles_verifiers.settings import EnvironmentSection
 from miles_verifiers.provision import environments, venvs
 from miles_verifiers.provision.recipes import Recipe
 from miles_verifiers.provision.stack import probe

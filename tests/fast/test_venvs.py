@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from projects import project
 
-from miles_verifiers.config import EnvironmentSection
 from miles_verifiers.errors import EnvironmentPackageError, HostError
 from miles_verifiers.provision import venvs
 from miles_verifiers.provision.environments import Package, resolve
 from miles_verifiers.provision.recipes import Recipe, locked_versions, without
 from miles_verifiers.provision.stack import Interpreter, probe
+from miles_verifiers.settings import EnvironmentSection
 
 LOCK = """\
 # made by a tool

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from miles_verifiers.config import TrainingSection
 from miles_verifiers.samples import Sample, as_row
+from miles_verifiers.settings import TrainingSection
 
 
 def pytest_configure(config: pytest.Config) -> None:

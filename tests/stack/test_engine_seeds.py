@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from miles_verifiers.config import EngineSection
 from miles_verifiers.engine import calls
 from miles_verifiers.engine.server import EngineServer, free_port
 from miles_verifiers.provision import model_tiny
+from miles_verifiers.settings import EngineSection
 
 PROMPT = list(range(20, 40))
 LENGTH = 12

@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from miles_verifiers.config import EngineSection
 from miles_verifiers.engine import calls, leftovers
 from miles_verifiers.engine.server import EngineServer, free_port
 from miles_verifiers.errors import EngineError, HostError, ModelError
 from miles_verifiers.provision import model_tiny
+from miles_verifiers.settings import EngineSection
 
 TOLERANCE = 1e-4
 """Bound for |engine log-prob - transformers log-prob|, nats, float32."""
@@ -248,7 +248,7 @@ def _long_request(engine: EngineServer, failures: list[BaseException]) -> None:
 _OWNER = """
 import sys, time
 from pathlib import Path
-from miles_verifiers.config import EngineSection
+from miles_verifiers.settings import EngineSection
 from miles_verifiers.engine.server import EngineServer
 config = EngineSection(max_total_tokens=4096, max_running_requests=8, start_timeout=200)
 engine = EngineServer(config, python=Path(sys.executable), model=Path(sys.argv[1]), dtype="float32", context_length=1024,

@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from miles_verifiers.config import EngineSection
 from miles_verifiers.engine import calls
 from miles_verifiers.engine.server import EngineServer, free_port
 from miles_verifiers.provision import model_tiny
 from miles_verifiers.samples import WeightSpan
+from miles_verifiers.settings import EngineSection
 from miles_verifiers.wire.columns import Columns, parsed
 from miles_verifiers.wire.gateway import Gateway
 from miles_verifiers.wire.serve import Wanted, settled

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from miles_verifiers.config import TrainingSection
 from miles_verifiers.errors import MilesVerifiersError
+from miles_verifiers.settings import TrainingSection
 from miles_verifiers.training.megatron import optimizer, parallel
 from miles_verifiers.training.megatron.trainer import MegatronTrainer
 
