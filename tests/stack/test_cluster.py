@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from miles_verifiers import config, environ
 from miles_verifiers.errors import ComponentError, EngineError, ModelError, RolloutError
@@ -24,6 +25,10 @@ TINY = {
     "head_dim": 16, "num_hidden_layers": 2, "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False, "architectures": ["Qwen3ForCausalLM"],
 }  # fmt: skip
+
+
+# Workers do not see this folder (the driver's is kept off their path), so the class below travels with its code.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module", autouse=True)
