@@ -36,7 +36,7 @@ SETTINGS = (
 class Run:
     """A `miles-verifiers train` of its own, all of whose processes carry a mark in their environment."""
 
-    def __init__(self, folder: Path, *more: str, within: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, *more: str, within: tuple[str, ...] = (), **variables: str) -> None:
         """`within` is a command that starts the rest, for example in another namespace."""
         self.mark = uuid.uuid4().hex
         self.folder = folder
@@ -57,7 +57,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, MARK: self.mark},
+            env={**os.environ, **variables, MARK: self.mark},
             start_new_session=True,
         )
         self.lines: list[str] = []
@@ -197,10 +197,10 @@ def test_a_port_in_use_is_the_users_to_change(folder: Path) -> None:
 class SmallDisk:
     """A disk of its own in memory, seen by those who are started `within`; `fill` leaves no room, `make_room` does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: str) -> None:
         folder.mkdir()
-        self.folder = folder
-        mount = f"mount -t tmpfs -o size=4g none '{folder}' && echo ready && exec sleep 3600"
+        self.folder, self._size = folder, size
+        mount = f"mount -t tmpfs -o size={size} none '{folder}' && echo ready && exec sleep 3600"
         self._holder = subprocess.Popen(
             ["unshare", "--mount", "--map-root-user", "sh", "-c", mount], stdout=subprocess.PIPE, text=True
         )
@@ -210,10 +210,10 @@ class SmallDisk:
         self.within = ("nsenter", "--user", "--mount", "--preserve-credentials", "--target", pid)
 
     def fill(self) -> None:
-        self._remount(self._used() + 16 * 1024)
+        self._remount(str(self._used() + 16 * 1024))
 
     def make_room(self) -> None:
-        self._remount(4 * 2**30)
+        self._remount(self._size)
 
     def path(self, inside: Path) -> Path:
         """`inside` as seen from out here."""
@@ -227,14 +227,14 @@ class SmallDisk:
         seen = os.statvfs(self.path(self.folder))
         return (seen.f_blocks - seen.f_bfree) * seen.f_frsize
 
-    def _remount(self, size: int) -> None:
+    def _remount(self, size: str) -> None:
         command = [*self.within, "mount", "-o", f"remount,size={size}", str(self.folder)]
         subprocess.run(command, check=True, capture_output=True, timeout=10)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    disk = SmallDisk(tmp_path / "disk")
+    disk = SmallDisk(tmp_path / "disk", "12g")
     yield disk
     disk.close()
 
@@ -255,3 +255,15 @@ def test_a_disk_that_fills_up_is_named_and_the_run_goes_on_afterwards(folder: Pa
     run = Run(run_dir, within=small_disk.within)
     assert run.end(timeout=300) == 0, run.text
     assert Manifest.load(small_disk.path(run_dir)).phases["train"].figures["resumed_at"] == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_disk_that_fills_up_while_a_venv_is_built_leaves_no_venv(folder: Path, small_disk: SmallDisk) -> None:
+    run = Run(folder, within=small_disk.within, MILES_VERIFIERS_CACHE=str(small_disk.folder / "cache"))
+    run.wait_for("venv stack-cpu: uv")
+    small_disk.fill()
+    assert run.end(timeout=120) in (2, 3), run.text
+    assert "No space left on device" in run.text
+    assert "Traceback" not in run.text
+    assert [path.name for path in small_disk.path(small_disk.folder / "cache" / "venvs").glob("stack-cpu-*/bin")] == []
+    assert run.gone_within(1.0)
