@@ -137,7 +137,7 @@ def check_facts(rows: list[dict[str, str]], image: Path) -> None:
         assert found["stack", package].endswith(site_packages), "it is the image's"
     versions = {role: found[role, "openai"].split()[0] for role in ("stack", "env", "env-1")}
     assert versions["stack"] != versions["env"]
-    assert "/venvs/env-" in found["env", "openai"]
+    assert "/run/venvs/env/" in found["env", "openai"]
     assert (found["env", "verifiers"].split()[0], found["env-1", "verifiers"].split()[0]) == ("0.2.1", "0.4.0")
     assert found["env", "renderers"].split()[0] != found["env-1", "renderers"].split()[0]
 
