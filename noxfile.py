@@ -98,7 +98,12 @@ def _role_tests(session: nox.Session, role: str, *folders: str, settings: tuple[
 
 def _verifiers(version: str) -> tuple[str, ...]:
     """Settings for a version of Verifiers and the environment of ours for it."""
-    return (f"environment.verifiers='{version}'", f"environment.source=environments/{VERIFIERS[version]}")
+    environment = VERIFIERS[version]
+    return (
+        f"environment.verifiers='{version}'",
+        f"environment.source=environments/{environment}",
+        f"environment.taskset={{ id = '{environment.replace('_', '-')}' }}",
+    )
 
 
 @nox.session
