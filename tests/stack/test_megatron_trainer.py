@@ -188,6 +188,20 @@ def test_resumed_is_as_if_never_stopped(
     assert largest_difference(exported(forgetful, tmp_path / "forgetful"), expected) > 2 * CLOSE
 
 
+def test_resumed_after_a_step_without_a_winner_too(trainer_of, tiny, training_rows, largest_difference, tmp_path):
+    rows = training_rows(tiny(KIND))
+    flat = [row | {"advantage": None if row["advantage"] is None else 0.0} for row in rows]
+    trainer = trainer_of()
+    trainer.train(flat, 1)
+    trainer.save(tmp_path / "checkpoints", 1, {"step": 1})
+    trainer.train(rows, 2)
+    expected = exported(trainer, tmp_path / "never stopped")
+    resumed = trainer_of(root=tmp_path / "checkpoints")
+    assert resumed.loaded_extra == {"step": 1}
+    assert resumed.train(rows, 2).weight_delta > 0
+    assert largest_difference(exported(resumed, tmp_path / "resumed"), expected) < CLOSE
+
+
 def test_a_failed_save_leaves_the_former_checkpoint_in_force(trainer_of, tmp_path, monkeypatch):
     trainer = trainer_of()
     root = tmp_path / "checkpoints"

@@ -49,6 +49,8 @@ def save(
     Every rank calls. A killed save leaves a hidden folder at most, and the tracker where it was. Raises HostError where
     the folder cannot be written.
     """
+    if optimizer is not None and not _has_stepped(optimizer):
+        optimizer = None  # without a step, as when no group had a winner, it has no state, and a fresh one is the same
     target = root / folder_name(iteration)
     note = Note(iteration or 0, optimizer is not None, version("megatron-core"), extra or {})
     parallel.on_first(lambda: aside.begin(target))
@@ -154,6 +156,11 @@ def _sharded_state(model: Any, optimizer: Any, *, is_loading: bool) -> dict[str,
     if optimizer is not None:
         state["optimizer"] = optimizer.sharded_state_dict(weights, is_loading=is_loading)
     return state
+
+
+def _has_stepped(optimizer: Any) -> bool:
+    # Megatron chains several where groups of parameters need their own (optimizer.py, 0.16.1 to 0.19.2).
+    return any(each.optimizer.state for each in getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def _shortly(error: BaseException) -> str:
