@@ -39,7 +39,10 @@ class Run:
     def __init__(self, folder: Path, *more: str, within: tuple[str, ...] = (), **variables: str) -> None:
         """`within` is a command that starts the rest, for example in another namespace."""
         self.mark = uuid.uuid4().hex
-        self.folder = folder
+        self._log = (
+            folder / "run.log"
+        )  # the console leaves out lines that follow each other closely; earlier runs wrote here
+        self._log_begin = self._log.stat().st_size if self._log.exists() else 0
         argv = [
             *within,
             sys.executable,
@@ -74,9 +77,12 @@ class Run:
     def text(self) -> str:
         return "\n".join(self.lines)
 
+    def _logged(self) -> str:
+        return self._log.read_bytes()[self._log_begin :].decode() if self._log.exists() else ""
+
     def wait_for(self, text: str, timeout: float = 300) -> None:
         deadline = time.monotonic() + timeout
-        while text not in self.text:
+        while text not in self.text and text not in self._logged():
             assert self.process.poll() is None, f"ended before {text!r}:\n{self.text}"
             assert time.monotonic() < deadline, f"no {text!r} within {timeout} s:\n{self.text}"
             time.sleep(0.05)
