@@ -152,7 +152,9 @@ def test_interrupted_at_every_stage_it_stops_in_time_and_goes_on(folder: Path) -
     assert run.end(timeout=300) == 0, run.text
     manifest = Manifest.load(folder)
     assert manifest.phases["train"].finished is not None
-    assert manifest.phases["train"].figures["resumed_at"] in (1, 2), "the last checkpoint was made in time, or it was not"
+    assert manifest.phases["train"].figures["resumed_at"] in (1, 2), (
+        "the last checkpoint was made in time, or it was not"
+    )
     assert len(list((folder / "dump" / "rollout").glob("*.parquet"))) == 3
 
 
