@@ -182,7 +182,7 @@ def main(argv: list[str]) -> None:
         print(json.dumps(asyncio.run(measure(harness, int(in_flight), int(episodes), Path(model), url))))
     finally:
         engine.kill()
-        engine.wait()
+        engine.wait(10)
 
 
 if __name__ == "__main__":

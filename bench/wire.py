@@ -60,7 +60,7 @@ class Process:
             self._child.wait(10)
         except subprocess.TimeoutExpired:
             self._child.kill()
-            self._child.wait()
+            self._child.wait(10)
 
 
 @dataclass(frozen=True)

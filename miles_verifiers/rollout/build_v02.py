@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
 from verifiers.v1.loaders import default_harness_id
-from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import Sampling
+from miles_verifiers.rollout.build import checked_taskset_id, keep_workdirs_in_tempdir
 from miles_verifiers.settings import EnvironmentSection, RolloutSection
 
 _INLINE_ID = inline_harness.PLUGIN_ID
@@ -21,15 +19,9 @@ _INLINE_ID = inline_harness.PLUGIN_ID
 
 def build_environment(environment: EnvironmentSection, rollout: RolloutSection) -> Any:
     """The `vf.Environment` that the configuration describes. Raises EnvironmentPackageError."""
+    name = checked_taskset_id(environment)
     taskset = dict(environment.taskset)
-    name = taskset.get("id")
-    where = f"environment {name or environment.source}"
-    if not isinstance(name, str) or not name or "/" in name:
-        # An owner/name id would make Verifiers install from its hub, into this interpreter, in the middle of a run.
-        raise EnvironmentPackageError(
-            f"environment.taskset.id is {name!r}", where=where, next_step="give the id of an installed package"
-        )
-    _keep_workdirs_in_tempdir()
+    keep_workdirs_in_tempdir()
     inline_harness.register()
     try:
         harness = _harness_id(environment.harness, name)
@@ -58,7 +50,7 @@ def build_environment(environment: EnvironmentSection, rollout: RolloutSection) 
         )
         raise EnvironmentPackageError(
             f"the environment cannot be built: {type(error).__name__}: {error}",
-            where=f"{where}, interpreter {sys.executable}",
+            where=f"environment {name}, interpreter {sys.executable}",
             next_step=hint,
         ) from error
 
@@ -83,14 +75,3 @@ def sampling(how: Sampling, seed: int | None = None) -> Any:
             **seeded,
         }
     )
-
-
-def _keep_workdirs_in_tempdir() -> None:
-    """Rollouts' working folders go where TMPDIR says; Verifiers writes /tmp (verifiers/v1/runtimes/subprocess.py 0.2.0)."""
-
-    async def start(self: Any) -> None:
-        self.workdir = Path(tempfile.gettempdir()) / self.name
-        self.workdir.mkdir()
-        self.info.id = str(self.workdir)
-
-    SubprocessRuntime.start = start

@@ -11,18 +11,17 @@ import itertools
 import logging
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
 from verifiers.v1.runtimes import SubprocessConfig
-from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 from verifiers.v1.utils.loaders import default_harness_id, harness_config_type
 
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import Sampling
+from miles_verifiers.rollout.build import checked_taskset_id, keep_workdirs_in_tempdir
 from miles_verifiers.rollout.renderers import RendererChoice
 from miles_verifiers.settings import EnvironmentSection, RolloutSection
 
@@ -37,14 +36,9 @@ _INLINE_ID = inline_harness.PLUGIN_ID
 
 def build_environment(environment: EnvironmentSection, rollout: RolloutSection) -> Any:
     """The `vf.Env` that the configuration describes. Raises EnvironmentPackageError."""
+    name = checked_taskset_id(environment)
     taskset = dict(environment.taskset)
-    name = taskset.get("id")
-    where = f"environment {name or environment.source}"
-    if not isinstance(name, str) or not name or "/" in name:
-        raise EnvironmentPackageError(
-            f"environment.taskset.id is {name!r}", where=where, next_step="give the id of an installed package"
-        )
-    _keep_workdirs_in_tempdir()
+    keep_workdirs_in_tempdir()
     _reach_loopback_directly()
     inline_harness.register()
     try:
@@ -59,7 +53,7 @@ def build_environment(environment: EnvironmentSection, rollout: RolloutSection) 
     except Exception as error:  # whatever an environment's own code raises while it is imported and built
         raise EnvironmentPackageError(
             f"the environment cannot be built: {type(error).__name__}: {error}",
-            where=f"{where}, interpreter {sys.executable}",
+            where=f"environment {name}, interpreter {sys.executable}",
             next_step="is the package installed in this interpreter, and made for this version of Verifiers?",
         ) from error
 
@@ -181,17 +175,6 @@ def _harness_id(configured: str, taskset_id: str, pinned: Any) -> str | None:
         return _INLINE_ID if pinned.id == "null" else None
     bundled = str(default_harness_id(taskset_id))
     return _INLINE_ID if bundled == "bash" else bundled
-
-
-def _keep_workdirs_in_tempdir() -> None:
-    """Rollouts' working folders go where TMPDIR says; Verifiers writes the home folder (runtimes/subprocess.py 0.3.1, 0.4.0)."""
-
-    async def start(self: Any) -> None:
-        self.workdir = Path(tempfile.gettempdir()) / self.name
-        self.workdir.mkdir()
-        self.info.id = str(self.workdir)
-
-    SubprocessRuntime.start = start
 
 
 def _reach_loopback_directly() -> None:

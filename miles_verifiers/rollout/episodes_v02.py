@@ -23,6 +23,7 @@ from miles_verifiers.rollout.backend import MODEL_NAME, TRAINING, GroupOptions, 
 from miles_verifiers.rollout.build_v02 import build_environment, sampling
 from miles_verifiers.rollout.clock import GroupClock
 from miles_verifiers.rollout.renderers import RendererChoice
+from miles_verifiers.rollout.serving import Serving
 from miles_verifiers.rollout.traces import Rollout, failure
 from miles_verifiers.settings import EnvironmentSection, RolloutSection
 from miles_verifiers.wire.transport import MilesSGLangTransport
@@ -80,8 +81,7 @@ class EpisodeBackend:
             model=MODEL_NAME,
             sampling=sampling(self._training_sampling),
         )
-        self._serving: asyncio.Task[None] | None = None
-        self._over = asyncio.Event()
+        self._serving = Serving(self._env.serving, start=rollout.setup_timeout)
 
     @property
     def name(self) -> str:
@@ -114,25 +114,11 @@ class EpisodeBackend:
 
     async def open(self) -> None:
         """Start what all rollouts share: interception servers, shared tool servers. Raises what their start raises."""
-        up = asyncio.Event()
-        self._serving = asyncio.get_running_loop().create_task(self._serve(up))
-        first = asyncio.get_running_loop().create_task(up.wait())
-        await asyncio.wait({self._serving, first}, return_when=asyncio.FIRST_COMPLETED)
-        first.cancel()
-        if self._serving.done():
-            await self._serving
+        await self._serving.open()
 
     async def close(self) -> None:
-        self._over.set()
-        if self._serving is not None:
-            await self._serving
+        await self._serving.close()
         await inline_harness.close_connections()
-
-    async def _serve(self, up: asyncio.Event) -> None:
-        """Enter and leave in one task: shared tool servers hold cancel scopes, which must be left where they were entered."""
-        async with self._env.serving():
-            up.set()
-            await self._over.wait()
 
     async def run_group(
         self,

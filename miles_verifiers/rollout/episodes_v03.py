@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from miles_verifiers.rollout.backend import MODEL_NAME, TRAINING, GroupOptions, 
 from miles_verifiers.rollout.clock import GroupClock
 from miles_verifiers.rollout.play_v03 import Play, Setting, seeded
 from miles_verifiers.rollout.renderers import RendererChoice
+from miles_verifiers.rollout.serving import Serving
 from miles_verifiers.rollout.traces import Rollout, failure
 from miles_verifiers.settings import EnvironmentSection, RolloutSection
 from miles_verifiers.wire.gateway import Gateway
@@ -56,8 +59,7 @@ class EnvBackend:
         self._model = model
         self._client: Any = None
         self._training_sampling = training_sampling(rollout)
-        self._serving: asyncio.Task[None] | None = None
-        self._over = asyncio.Event()
+        self._serving = Serving(self._shared, start=rollout.setup_timeout)
 
     @property
     def name(self) -> str:
@@ -88,27 +90,17 @@ class EnvBackend:
         return self._attempts is not None
 
     async def open(self) -> None:
-        up = asyncio.Event()
-        self._serving = asyncio.get_running_loop().create_task(self._serve(up))
-        first = asyncio.get_running_loop().create_task(up.wait())
-        await asyncio.wait({self._serving, first}, return_when=asyncio.FIRST_COMPLETED)
-        first.cancel()
-        if self._serving.done():
-            await self._serving
+        await self._serving.open()
 
     async def close(self) -> None:
-        self._over.set()
-        if self._serving is not None:
-            await self._serving
-            self._serving = None
+        await self._serving.close()
         await inline_harness.close_connections()
 
-    async def _serve(self, up: asyncio.Event) -> None:
-        """Enter and leave in one task: shared tool servers hold cancel scopes, which must be left where they were entered."""
+    @asynccontextmanager
+    async def _shared(self) -> AsyncIterator[None]:
         async with self._gateway, self._env.serving():
             self._client = build_v03.client_config(self._gateway.base_url, self._model, self._renderer)
-            up.set()
-            await self._over.wait()
+            yield
 
     async def run_group(
         self,

@@ -135,7 +135,9 @@ async def test_a_reply_that_is_cut_is_truncated(qwen3_folder: Path, tmp_path: Pa
 async def test_a_prompt_over_the_context_is_no_sample(qwen3_folder: Path, tmp_path: Path) -> None:
     long = "{ id = 'contract-env', prompt = '" + "x" * 600 + "' }"
     step = await step_of(qwen3_folder, tmp_path, Speaker(qwen3_folder), STOP, taskset=long)
-    assert (step["rows"], step["dropped"]) == ([], {"prompt too long": 2})
+    assert step["rows"] == []
+    assert set(step["dropped"]) == {"prompt too long"}
+    assert step["dropped"]["prompt too long"] >= 2, "a third group may end in the moment of the stop"
 
 
 @pytest.mark.parametrize(
