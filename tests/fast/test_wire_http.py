@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles_verifiers.errors import ConfigError
-from miles_verifiers.wire.http import Connections, FirstByteLate, NoAnswer, Origin
-from miles_verifiers.wire.http_parser import Answer, AnswerParser, BrokenAnswer
+from miles_verifiers.wire.http.answers import Answer, AnswerParser, BrokenAnswer
+from miles_verifiers.wire.http.connections import Connections, FirstByteLate, NoAnswer, Origin
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -231,7 +231,7 @@ async def test_an_old_connection_is_not_used(connections: Connections, monkeypat
         await connections.post(origin, "/", b"")
         await connections.post(origin, "/", b"")
         assert len(came) == 1
-        monkeypatch.setattr("miles_verifiers.wire.http._LONGEST_REST", -1.0)
+        monkeypatch.setattr("miles_verifiers.wire.http.connections._LONGEST_REST", -1.0)
         await connections.post(origin, "/", b"")
         assert len(came) == 2
 
