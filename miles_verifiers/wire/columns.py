@@ -1,4 +1,4 @@
-"""SGLang's reply parsed without an object per token. Pure.
+"""SGLang's reply parsed without an object per token, and a prompt without a second look at it. Pure.
 
 Nine tenths of a reply are `output_token_logprobs`, [[log-prob, id, null], ...]. Parsed as it stands it is a list and two numbers
 for every token, from which the same text is made again for renderers: most of what a reply costs. Where the engine wrote it
@@ -9,7 +9,7 @@ text with other things between its numbers. Anything else is parsed as usual; th
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import orjson
 
 _KEY = b'"output_token_logprobs":[['
 """Quotes within a JSON string are escaped: these bytes are never part of a text."""
+_PROMPT_KEY = b'"token_ids":['
 _IDS_KEY = b'"output_ids":['
 _OF_NUMBERS = b"0123456789.-+eE"
 _OF_INTEGERS = b"0123456789,"
@@ -64,6 +65,31 @@ def parsed(raw: bytes) -> Any:
     if reply.get("output_ids") == _PLACEHOLDER:
         reply["output_ids"] = columns.ids
     return reply
+
+
+class TokenIds(list[int]):
+    """[N] integers from 0 on, with their JSON, which would else be made once to look at them and once more to send them."""
+
+    __slots__ = ("json",)
+
+    def __init__(self, ids: Iterable[int], json: bytes) -> None:
+        super().__init__(ids)
+        self.json = json
+        """Between its brackets."""
+
+
+def parsed_request(raw: bytes) -> Any:
+    """What the JSON `raw` says, with TokenIds for `token_ids` where they can be had. Raises orjson.JSONDecodeError."""
+    start = raw.find(_PROMPT_KEY) + len(_PROMPT_KEY)
+    end = raw.find(b"]", start)
+    inner = raw[start:end]
+    if start < len(_PROMPT_KEY) or end < 0 or inner.translate(None, _OF_INTEGERS):
+        return orjson.loads(raw)
+    body = orjson.loads(b"%b%b%b" % (raw[: start - 1], _PLACEHOLDER_JSON, raw[end + 1 :]))
+    if not isinstance(body, dict) or body.get("token_ids") != _PLACEHOLDER:
+        return orjson.loads(raw)
+    body["token_ids"] = TokenIds(orjson.loads(b"[%b]" % inner), inner)
+    return body
 
 
 def _without_ids(text: bytes, ids_json: bytes) -> bytes:
