@@ -22,7 +22,6 @@ _IDS_KEY = b'"output_ids":['
 _OF_NUMBERS = b"0123456789.-+eE"
 _OF_INTEGERS = b"0123456789,"
 """What a JSON list of them holds between its brackets."""
-_BETWEEN = b",null],["
 _PLACEHOLDER = f"columns {uuid.uuid4().hex}"
 """Stands where a list stood while the rest is parsed, so that it is known where that was. Nobody else can say it."""
 _PLACEHOLDER_JSON = orjson.dumps(_PLACEHOLDER)
@@ -116,20 +115,21 @@ def integers_json(ids: Sequence[Any]) -> bytes | None:
 
 def _columns(text: bytes) -> Columns | None:
     """The columns of `text`, or None if it is anything but [[number,integer,null],...]."""
-    skeleton = text.translate(None, _OF_NUMBERS)
-    count = len(skeleton) // len(",,null],[")
-    if skeleton != b"[[" + b",,null],[" * (count - 1) + b",,null]]":
+    if not text.startswith(b"[[") or not text.endswith(b",null]]"):
         return None
-    rows = text[2 : -len(",null]]")].split(_BETWEEN)
+    split = text[2 : -len(b",null]]")].split(b",null],[")
+    rows = b"\n".join(split)
+    if rows.translate(None, _OF_NUMBERS) != b",\n" * (len(split) - 1) + b",":
+        return None
     try:
-        flat = orjson.loads(b"[%b]" % b",".join(rows))
+        flat = orjson.loads(b"[%b]" % rows.replace(b"\n", b","))
     except orjson.JSONDecodeError:
         return None
     ids = flat[1::2]
     ids_json = integers_json(ids)
     if ids_json is None:
         return None
-    content = b"\n".join(rows).replace(b",", b',"token":"token_id:').replace(b"\n", b'"},{"logprob":')
     # There are none in the ids, and one at most in each of the others.
-    all_floats = text.count(b".") == count
+    all_floats = rows.count(b".") == len(split)
+    content = rows.replace(b",", b',"token":"token_id:').replace(b"\n", b'"},{"logprob":')
     return Columns(flat[0::2], ids, all_floats, ids_json, b'{"logprob":%b"}' % content)
