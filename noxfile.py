@@ -157,9 +157,15 @@ def bench(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("verifiers", list(VERIFIERS))
 def compat(session: nox.Session, verifiers: str) -> None:
-    """The contract tests on every supported Verifiers, each in its own locked interpreter, with a fake engine."""
+    """The contract tests on every supported Verifiers, each in its own locked interpreter, with a fake engine.
+
+    On the oldest and the newest also the whole job with the real one.
+    """
     tests = f"environments/{VERIFIERS[verifiers]}/tests"
     _role_tests(session, "contract", "tests/contract", tests, settings=_verifiers(verifiers))
+    if verifiers in (min(VERIFIERS), max(VERIFIERS)):
+        _install(session, "package.txt", "test.txt")
+        session.run("pytest", "tests/e2e/test_versions.py", "-k", verifiers)
 
 
 @nox.session
@@ -170,6 +176,7 @@ def faults(session: nox.Session) -> None:
         "pytest",
         "tests/e2e",
         "--ignore=tests/e2e/test_frozen_image.py",
+        "--ignore=tests/e2e/test_versions.py",
         *session.posargs,
         interrupt_timeout=INTERRUPT_S,
         terminate_timeout=TERMINATE_S,
