@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from miles_verifiers.engine import invariant
+
 _MASK32 = 0xFFFFFFFF
 # The constants of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), as signed 64-bit numbers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -41,7 +43,7 @@ def take_over() -> None:
     from sglang.srt.layers import sampler
 
     sampler.multinomial_with_seed = multinomial_with_seed
-    batch_invariant_ops.enable_batch_invariant_mode = lambda enable_bmm=True: None
+    batch_invariant_ops.enable_batch_invariant_mode = invariant.enable
 
 
 def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
