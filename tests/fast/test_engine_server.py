@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from miles_verifiers.engine import calls, launch, leftovers, server
+from miles_verifiers.engine import calls, launch, leftovers
+from miles_verifiers.engine import server as server_module
 from miles_verifiers.engine.arguments import HOST, server_argv, server_environment
 from miles_verifiers.engine.server import EngineServer, free_port
 from miles_verifiers.errors import EngineError, HostError, ModelError
@@ -403,7 +404,7 @@ def test_a_server_notices_that_its_owner_was_killed(tmp_path: Path) -> None:
 
 def test_a_free_port_is_none_that_outgoing_connections_get(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     range_file = tmp_path / "ip_local_port_range"
-    monkeypatch.setattr(server, "_EPHEMERAL", range_file)
+    monkeypatch.setattr(server_module, "_EPHEMERAL", range_file)
     range_file.write_text("30000\t60999\n")
     ports = {free_port() for _ in range(20)}
     assert len(ports) > 10, "servers that start at the same time get ports of their own"
@@ -417,5 +418,5 @@ def test_a_free_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         port = taken.getsockname()[1]
-        monkeypatch.setattr(server.random, "sample", lambda _range, _count: [port])
+        monkeypatch.setattr(server_module.random, "sample", lambda _range, _count: [port])
         assert free_port() != port
