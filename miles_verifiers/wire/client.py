@@ -27,8 +27,8 @@ from miles_verifiers.errors import (
     RequestRefused,
 )
 from miles_verifiers.wire.columns import parsed
-from miles_verifiers.wire.http import Connections, FirstByteLate, NoAnswer, Origin
-from miles_verifiers.wire.http_parser import Answer, BrokenAnswer
+from miles_verifiers.wire.http.answers import Answer, BrokenAnswer
+from miles_verifiers.wire.http.connections import Connections, FirstByteLate, NoAnswer, Origin
 
 _BUSY = frozenset({429, 503})
 _ROUTING_HEADER = "X-SMG-Routing-Key"
