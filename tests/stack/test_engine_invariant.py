@@ -35,18 +35,20 @@ def test_a_row_of_a_product_has_the_same_bits_in_any_batch(k: int, n: int) -> No
 
 
 def test_blocks_cover_all_rows_once() -> None:
-    for available in ((32,), (128, 32, 16, 8), (32, 8)):
+    for available in ((32,), (8, 16, 32, 64, 128), (8, 32)):
         for count in (0, 1, 8, 31, 33, 75, 300):
             blocks = list(invariant._blocks(count, available))
             assert all(size in available for _, size in blocks)
             assert [start for start, _ in blocks] == [sum(size for _, size in blocks[:i]) for i in range(len(blocks))]
-            assert count <= sum(size for _, size in blocks) < count + 32
+            assert count <= sum(size for _, size in blocks) < count + available[-1]
+    assert list(invariant._blocks(200, (8, 16, 32, 64, 128))) == [(0, 128), (128, 128)]
+    assert list(invariant._blocks(9, (8, 16, 32))) == [(0, 16)]
 
 
 def test_sizes_that_give_other_bits_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(960, 576).t()
     monkeypatch.setattr(invariant, "_sizes", {})
-    monkeypatch.setattr(invariant, "_OTHERS", (64, 1))
+    monkeypatch.setattr(invariant, "_OTHERS", (128, 1))
     assert 1 not in invariant.sizes(weight), "the control: a single row is computed by another kernel"
     assert invariant.BLOCK in invariant.sizes(weight)
 
@@ -79,8 +81,8 @@ class Sequences:
         self, chosen: list[int], firsts: list[int], lengths: list[int], window: int | None = None
     ) -> torch.Tensor:
         query = torch.cat([self.queries[i][a:b] for i, a, b in zip(chosen, firsts, lengths, strict=True)])
-        tensors = self.slots[chosen], torch.tensor(firsts), torch.tensor(lengths)
-        return attention_blocks.attend(query, self.keys, self.values, *tensors, 0.3, window)
+        blocks = attention_blocks.plan(self.slots[chosen], torch.tensor(firsts), torch.tensor(lengths), window)
+        return attention_blocks.attend(query, self.keys, self.values, blocks, 0.3)
 
     def expected(self, i: int, position: int, window: int | None = None) -> torch.Tensor:
         """One query after the formula, in double precision."""
