@@ -55,8 +55,7 @@ def rows(folder: Path) -> list[list[dict[str, Any]]]:
 
 def weights(folder: Path) -> dict[str, str]:
     """Hashes of the weights before the first step and after the last."""
-    figures = Manifest.load(folder).phases["train"].figures
-    return dict(figures["weights"])
+    return dict(Manifest.load(folder).weights)
 
 
 def forget_the_place(folder: Path) -> None:
@@ -85,6 +84,7 @@ def test_killed_at_random_points_it_ends_bit_for_bit_the_same(tmp_path: Path, su
     expected = rows(whole)
     assert len(expected) == STEPS
     assert any(row["advantage"] for step in expected for row in step), "the control: there was something to learn"
+    assert weights(whole)["before"] != weights(whole)["after"]
 
     points = random.Random(surplus)
     for number in range(KILLS):
