@@ -20,8 +20,9 @@ from running import Run
 from miles_verifiers import dump
 from miles_verifiers.manifest import Manifest
 from miles_verifiers.samples import as_row
+from miles_verifiers.training.loop import TRACKER
 
-STEPS = 4
+STEPS = 6
 KILLS = 3
 CONFIG = """
 [environment]
@@ -58,9 +59,22 @@ def weights(folder: Path) -> dict[str, str]:
     return dict(Manifest.load(folder).weights)
 
 
-def forget_the_place(folder: Path) -> None:
-    """Take the place in the row of tasks out of the newest checkpoint."""
-    (note,) = folder.glob("checkpoints/iter_*/miles_verifiers.json")
+def wait_for_a_checkpoint(run: Run, folder: Path) -> int:
+    """Until the run has the weights of a checkpoint in its engine; returns the checkpoint's step."""
+    run.wait_for("weights, version")
+    deadline = time.monotonic() + 120
+    while not (tracker := folder / "checkpoints" / TRACKER).exists():
+        assert run.process.poll() is None, run.text
+        assert time.monotonic() < deadline, run.text
+        time.sleep(0.02)
+    done = int(tracker.read_text())
+    assert done < STEPS, "it came too late"
+    return done
+
+
+def forget_the_place(folder: Path, step: int) -> None:
+    """Take the place in the row of tasks out of the checkpoint of `step`."""
+    note = folder / "checkpoints" / f"iter_{step:07d}" / "miles_verifiers.json"
     value = json.loads(note.read_text())
     assert value["extra"].pop("rollouts")
     note.write_text(json.dumps(value))
@@ -73,7 +87,8 @@ def test_killed_at_random_points_it_ends_bit_for_bit_the_same(tmp_path: Path, su
     source = project(tmp_path / "parity", "parity-env", "verifiers==0.2.0", code=code)
     config = tmp_path / "config.toml"
     config.write_text(CONFIG.format(source=source, surplus=surplus))
-    options = ("--config", str(config), "--set", f"training.num_steps={STEPS}")
+    settings = (f"training.num_steps={STEPS}", "rollout.rollout_max_response_len=96")
+    options = ("--config", str(config), *(part for setting in settings for part in ("--set", setting)))
 
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     run = Run(whole, *options)
@@ -90,11 +105,11 @@ def test_killed_at_random_points_it_ends_bit_for_bit_the_same(tmp_path: Path, su
     for number in range(KILLS):
         run = Run(folder, *options)
         run.wait_for(": rollouts")
-        time.sleep(points.uniform(0.0, 0.5 * seconds))
+        time.sleep(points.uniform(0.0, 0.3 * seconds))
         assert run.process.poll() is None, f"kill {number} came too late"
         run.kill()
     run = Run(folder, *options)
-    run.wait_for(f"step {STEPS}: rollouts")
+    done = wait_for_a_checkpoint(run, folder)
     run.kill()
     control = tmp_path / "control"
     shutil.copytree(folder, control, symlinks=True)
@@ -105,9 +120,9 @@ def test_killed_at_random_points_it_ends_bit_for_bit_the_same(tmp_path: Path, su
     assert weights(folder) == weights(whole)
 
     # The control: a checkpoint that forgot where the run stood leads elsewhere.
-    forget_the_place(control)
+    forget_the_place(control, done)
     run = Run(control, *options)
     assert run.end(timeout=300) == 0, run.text
-    assert rows(control)[:2] == expected[:2]
-    assert rows(control)[2:] != expected[2:]
+    assert rows(control)[:done] == expected[:done]
+    assert rows(control)[done:] != expected[done:]
     assert weights(control)["after"] != weights(whole)["after"]
