@@ -1,4 +1,4 @@
-"""SGLang's reply parsed without an object per token. Pure.
+"""SGLang's reply parsed without an object per token, and a prompt without a second look at it. Pure.
 
 Nine tenths of a reply are `output_token_logprobs`, [[log-prob, id, null], ...]. Parsed as it stands it is a list and two numbers
 for every token, from which the same text is made again for renderers: most of what a reply costs. Where the engine wrote it
@@ -9,7 +9,7 @@ text with other things between its numbers. Anything else is parsed as usual; th
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ import orjson
 
 _KEY = b'"output_token_logprobs":[['
 """Quotes within a JSON string are escaped: these bytes are never part of a text."""
+_PROMPT_KEY = b'"token_ids":['
 _IDS_KEY = b'"output_ids":['
 _OF_NUMBERS = b"0123456789.-+eE"
 _OF_INTEGERS = b"0123456789,"
 """What a JSON list of them holds between its brackets."""
-_BETWEEN = b",null],["
 _PLACEHOLDER = f"columns {uuid.uuid4().hex}"
 """Stands where a list stood while the rest is parsed, so that it is known where that was. Nobody else can say it."""
 _PLACEHOLDER_JSON = orjson.dumps(_PLACEHOLDER)
@@ -66,6 +66,31 @@ def parsed(raw: bytes) -> Any:
     return reply
 
 
+class TokenIds(list[int]):
+    """[N] integers from 0 on, with their JSON, which would else be made once to look at them and once more to send them."""
+
+    __slots__ = ("json",)
+
+    def __init__(self, ids: Iterable[int], json: bytes) -> None:
+        super().__init__(ids)
+        self.json = json
+        """Between its brackets."""
+
+
+def parsed_request(raw: bytes) -> Any:
+    """What the JSON `raw` says, with TokenIds for `token_ids` where they can be had. Raises orjson.JSONDecodeError."""
+    start = raw.find(_PROMPT_KEY) + len(_PROMPT_KEY)
+    end = raw.find(b"]", start)
+    inner = raw[start:end]
+    if start < len(_PROMPT_KEY) or end < 0 or inner.translate(None, _OF_INTEGERS):
+        return orjson.loads(raw)
+    body = orjson.loads(b"%b%b%b" % (raw[: start - 1], _PLACEHOLDER_JSON, raw[end + 1 :]))
+    if not isinstance(body, dict) or body.get("token_ids") != _PLACEHOLDER:
+        return orjson.loads(raw)
+    body["token_ids"] = TokenIds(orjson.loads(b"[%b]" % inner), inner)
+    return body
+
+
 def _without_ids(text: bytes, ids_json: bytes) -> bytes:
     """`text` with a placeholder for `output_ids`, where they are the same ids once more."""
     at = text.find(_IDS_KEY)
@@ -90,20 +115,21 @@ def integers_json(ids: Sequence[Any]) -> bytes | None:
 
 def _columns(text: bytes) -> Columns | None:
     """The columns of `text`, or None if it is anything but [[number,integer,null],...]."""
-    skeleton = text.translate(None, _OF_NUMBERS)
-    count = len(skeleton) // len(",,null],[")
-    if skeleton != b"[[" + b",,null],[" * (count - 1) + b",,null]]":
+    if not text.startswith(b"[[") or not text.endswith(b",null]]"):
         return None
-    rows = text[2 : -len(",null]]")].split(_BETWEEN)
+    split = text[2 : -len(b",null]]")].split(b",null],[")
+    rows = b"\n".join(split)
+    if rows.translate(None, _OF_NUMBERS) != b",\n" * (len(split) - 1) + b",":
+        return None
     try:
-        flat = orjson.loads(b"[%b]" % b",".join(rows))
+        flat = orjson.loads(b"[%b]" % rows.replace(b"\n", b","))
     except orjson.JSONDecodeError:
         return None
     ids = flat[1::2]
     ids_json = integers_json(ids)
     if ids_json is None:
         return None
-    content = b"\n".join(rows).replace(b",", b',"token":"token_id:').replace(b"\n", b'"},{"logprob":')
     # There are none in the ids, and one at most in each of the others.
-    all_floats = text.count(b".") == count
+    all_floats = rows.count(b".") == len(split)
+    content = rows.replace(b",", b',"token":"token_id:').replace(b"\n", b'"},{"logprob":')
     return Columns(flat[0::2], ids, all_floats, ids_json, b'{"logprob":%b"}' % content)

@@ -36,6 +36,7 @@ from miles_verifiers.errors import (
 )
 from miles_verifiers.wire.admission import Admission
 from miles_verifiers.wire.client import Deadlines
+from miles_verifiers.wire.columns import parsed_request
 from miles_verifiers.wire.core import Counters, Turn, Wire
 from miles_verifiers.wire.gateway_errors import error_response, http_error_response
 from miles_verifiers.wire.gateway_metrics import CONTENT_TYPE, GatewayMetrics
@@ -251,6 +252,6 @@ def _session(request: Request) -> str | None:
 
 def _parsed(raw: bytes) -> Any:
     try:
-        return orjson.loads(raw)
+        return parsed_request(raw)
     except orjson.JSONDecodeError as error:
         raise RequestRefused(f"the request body is not JSON: {error}") from None
