@@ -68,7 +68,7 @@ def _reply(prompt_tokens: int) -> dict[str, Any]:
 
 
 async def measure(harness: str, in_flight: int, episodes: int, model: Path, url: str) -> dict[str, Any]:
-    from miles_verifiers.rollout.load import load_backend
+    from miles_verifiers.rollout.load import load_backend, settle
 
     verifiers = version("verifiers")
     golf = "code-golf-v1" if SUPPORTED[verifiers] == "episodes" else "code-golf"
@@ -84,6 +84,7 @@ async def measure(harness: str, in_flight: int, episodes: int, model: Path, url:
     await loaded.backend.open()
     try:
         await _groups(loaded.backend, in_flight, GROUP)  # imports, connections, the renderer
+        settle()
         before, memory = _cpu_seconds(), psutil.Process().memory_info().rss
         watch = asyncio.create_task(_watch())
         began = time.perf_counter()
@@ -123,9 +124,10 @@ async def _watch() -> None:
 
 async def _groups(backend: Any, in_flight: int, episodes: int) -> list[str]:
     """Run them, and return what went wrong."""
+    from miles_verifiers.rollout.slots import Slots
     from miles_verifiers.rollout.traces import failure
 
-    slots = asyncio.Semaphore(in_flight)
+    slots = Slots(in_flight)
     deadline = asyncio.get_running_loop().time() + 500
     groups = await asyncio.gather(
         *(backend.run_group(i % backend.n_tasks, GROUP, slots, deadline) for i in range(-(-episodes // GROUP)))

@@ -173,8 +173,8 @@ class EngineSection(Section):
     """Tokens that the KV cache holds; None leaves it to SGLang."""
     max_running_requests: int = Field(32, ge=1)
     enable_deterministic_inference: bool = False
-    """Sample each rollout from a seed of its own, which its place in the run decides. On the CPU the arithmetic may still
-differ in its last bits, with what else is in the batch."""
+    """Sample each rollout from a seed of its own, which its place in the run decides, with arithmetic whose bits do not depend on
+    what else the engine computes. A run that was killed and started again is then exactly what it would have been."""
     port: int | None = Field(None, ge=1, le=65535)
     """Port of the first engine; None takes a free one."""
     start_timeout: float = Field(300, gt=0)

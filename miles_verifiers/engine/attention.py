@@ -12,6 +12,8 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from torch.nn.functional import scaled_dot_product_attention
 
+from miles_verifiers.engine.attention_blocks import BlockBackend
+
 
 def attend(
     query: torch.Tensor,
@@ -68,7 +70,10 @@ def take_over_torch_native() -> None:
     """Serve the name `torch_native`, so that SGLang's own special cases for that name hold for ours, too."""
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
-    def create(runner: Any) -> BatchedDecodeBackend:
-        return BatchedDecodeBackend(runner)
+    def create(runner: Any) -> TorchNativeAttnBackend:
+        from sglang.srt.runtime_context import get_exec
+
+        seeded = get_exec().deterministic.enable_deterministic_inference
+        return BlockBackend(runner) if seeded else BatchedDecodeBackend(runner)
 
     register_attention_backend("torch_native")(create)

@@ -38,8 +38,11 @@ class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         """Called once by SGLang, when it has imported its model runner."""
-        from miles_verifiers.engine import seeded
-        from miles_verifiers.engine.attention import take_over_torch_native
+        from sglang.srt import batch_invariant_ops
 
-        take_over_torch_native()
-        seeded.take_over()
+        from miles_verifiers.engine import attention, invariant, sampling
+
+        attention.take_over_torch_native()
+        sampling.take_over()
+        # Called where the server was started with --enable-deterministic-inference.
+        batch_invariant_ops.enable_batch_invariant_mode = invariant.enable

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -33,6 +34,10 @@ from miles_verifiers.settings import EngineSection
 
 _LONGEST_SOCKET_FOLDER = 60
 """Characters. A Unix socket's path has at most 107 (unix(7)); SGLang's names within the folder take some forty."""
+
+_LOWEST_PORT = 20_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""First and last port that outgoing connections get (ip(7))."""
 
 _LOG_TAIL_BYTES = 64 * 1024
 
@@ -54,11 +59,26 @@ _STAGES = (
 
 
 def free_port() -> int:
-    """A TCP port on the loopback that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port on the loopback that nothing uses now, and that the kernel gives to no outgoing connection.
+
+    A server binds its port only when it has imported everything, half a minute later. Among Ray's connections one had taken
+    such a port by then.
+    """
+    last = _first_ephemeral_port() - 1
+    candidates = random.sample(range(_LOWEST_PORT, last), 100) if last > _LOWEST_PORT + 100 else []
+    for port in [*candidates, 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise HostError("no TCP port is free", where=HOST, next_step="stop what holds them, or name one in engine.port")
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        return int(_EPHEMERAL.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError):
+        return 32768  # Linux's default
 
 
 class EngineServer:

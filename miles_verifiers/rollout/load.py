@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,15 @@ def limits_of(rollout: RolloutSection, vocab_size: int) -> Limits:
         tuple(rollout.rollout_stop),
         tuple(rollout.rollout_stop_token_ids),
     )
+
+
+def settle() -> None:
+    """Take all that is loaded out of garbage collection, for good.
+
+    It stays anyway, and a full collection that visits all of Verifiers and transformers stops the event loop for half a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def load_backend(config: RunConfig, model: Path, engine_urls: Sequence[str], vocab_size: int) -> Loaded:

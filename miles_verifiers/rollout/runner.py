@@ -18,6 +18,7 @@ from miles_verifiers.rollout.causes import cause_of, name_of
 from miles_verifiers.rollout.cursor import Cursor
 from miles_verifiers.rollout.groups import Batch, Collector, Group
 from miles_verifiers.rollout.policies import Filter, judge
+from miles_verifiers.rollout.slots import Slots
 from miles_verifiers.rollout.tasks import TaskRow, sampling_seed
 from miles_verifiers.rollout.traces import Origin, to_sample
 from miles_verifiers.samples import Sample
@@ -83,7 +84,7 @@ class Runner:
         return batch
 
     async def _collect(self, collector: Collector, row: TaskRow) -> None:
-        slots = asyncio.Semaphore(self._rollout.max_concurrency)
+        slots = Slots(self._rollout.max_concurrency)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._rollout.batch_timeout
         running: set[asyncio.Task[Group]] = set()
@@ -104,7 +105,7 @@ class Runner:
         finally:
             await _given_up(running)
 
-    async def _group(self, position: int, task: int, slots: asyncio.Semaphore, deadline: float) -> Group:
+    async def _group(self, position: int, task: int, slots: Slots, deadline: float) -> Group:
         rollout = self._rollout
         options = GroupOptions(
             seed=self._seeds(self._name, position),
@@ -130,7 +131,7 @@ class Runner:
     async def evaluate(self) -> list[Sample]:
         """Samples of every task to evaluate on, in order; whatever happens to one of them, the others are there."""
         n = self.eval_samples
-        slots = asyncio.Semaphore(self._rollout.max_concurrency)
+        slots = Slots(self._rollout.max_concurrency)
         deadline = asyncio.get_running_loop().time() + self._rollout.eval_timeout
         results: dict[int, tuple[list[Sample], list[str]]] = {}
         tasks = iter(range(self.eval_tasks))
@@ -153,7 +154,7 @@ class Runner:
         tasks: Iterator[int],
         results: dict[int, tuple[list[Sample], list[str]]],
         n: int,
-        slots: asyncio.Semaphore,
+        slots: Slots,
         deadline: float,
     ) -> None:
         for task in tasks:
@@ -167,7 +168,7 @@ class Runner:
             results[task] = await self._samples(task, n, slots, deadline, options)
 
     async def _samples(
-        self, task: int, n: int, slots: asyncio.Semaphore, deadline: float, options: GroupOptions
+        self, task: int, n: int, slots: Slots, deadline: float, options: GroupOptions
     ) -> tuple[list[Sample], list[str]]:
         """The task's samples, not numbered yet, and why some of them were run again."""
         for _ in range(n):

@@ -22,7 +22,7 @@ from miles_verifiers.rollout import interpreter
 from miles_verifiers.rollout.cursor import Cursor
 from miles_verifiers.rollout.filters import load_filter
 from miles_verifiers.rollout.lag import LagWatch
-from miles_verifiers.rollout.load import Loaded, load_backend
+from miles_verifiers.rollout.load import Loaded, load_backend, settle
 from miles_verifiers.rollout.runner import Runner
 from miles_verifiers.samples import as_row
 from miles_verifiers.settings import EnvironmentSection, RunConfig
@@ -196,6 +196,7 @@ class RolloutWorker:
                 parts = await asyncio.to_thread(self._load)
                 for loaded in parts.loaded:
                     await loaded.backend.open()
+                settle()
                 self._parts = parts
                 self._lag.start()
                 backend = parts.training.backend

@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from miles_verifiers.engine import calls, launch, leftovers
-from miles_verifiers.engine.arguments import server_argv, server_environment
+from miles_verifiers.engine import server as server_module
+from miles_verifiers.engine.arguments import HOST, server_argv, server_environment
 from miles_verifiers.engine.server import EngineServer, free_port
 from miles_verifiers.errors import EngineError, HostError, ModelError
 from miles_verifiers.process import PARENT_VARIABLE
@@ -399,3 +400,23 @@ def test_a_server_notices_that_its_owner_was_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
     assert not temporary.exists()
+
+
+def test_a_free_port_is_none_that_outgoing_connections_get(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    range_file = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(server_module, "_EPHEMERAL", range_file)
+    range_file.write_text("30000\t60999\n")
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 10, "servers that start at the same time get ports of their own"
+    assert all(20_000 <= port < 30_000 for port in ports)
+    # The control: where such connections get any port, there is none to be kept from.
+    range_file.write_text("1024\t65535\n")
+    assert 1024 <= free_port() < 65_536
+
+
+def test_a_free_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(server_module.random, "sample", lambda _range, _count: [port])
+        assert free_port() != port

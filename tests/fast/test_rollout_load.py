@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from miles_verifiers import config
 from miles_verifiers.errors import PromptTooLong
-from miles_verifiers.rollout.load import limits_of
+from miles_verifiers.rollout.load import limits_of, settle
 from miles_verifiers.wire.translate import to_sglang
 
 REQUEST = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 500, "stop": ["a"], "stop_token_ids": [7]}}
@@ -26,3 +28,13 @@ def test_a_first_prompt_over_its_own_limit_is_refused() -> None:
     with pytest.raises(PromptTooLong, match="first prompt"):
         to_sglang(REQUEST, limits, first=True)
     assert to_sglang(REQUEST, limits, first=False)["input_ids"] == [1, 2, 3]
+
+
+def test_what_is_loaded_is_not_looked_at_by_garbage_collections() -> None:
+    kept = [[number] for number in range(1000)]
+    before = gc.get_freeze_count()
+    try:
+        settle()
+        assert gc.get_freeze_count() >= before + len(kept)
+    finally:
+        gc.unfreeze()

@@ -1,4 +1,4 @@
-"""The real server under `enable_deterministic_inference`: a seed gives the same reply, whatever runs beside it."""
+"""The real server under `enable_deterministic_inference`: a seed gives the same bits, whatever runs beside it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
         yield server
 
 
-def reply(engine: EngineServer, seed: int) -> list[int]:
+def reply(engine: EngineServer, seed: int, prompt: list[int] = PROMPT) -> tuple[list[int], list[float]]:
+    """Ids and their log-probs."""
     sampling = {"temperature": 1.0, "max_new_tokens": LENGTH, "sampling_seed": seed, "ignore_eos": True}
-    status, answer = calls.call(
-        f"{engine.url}/generate", {"input_ids": PROMPT, "sampling_params": sampling}, timeout=60
-    )
+    body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+    status, answer = calls.call(f"{engine.url}/generate", body, timeout=60)
     assert status == 200, answer
-    return list(answer["output_ids"])
+    return answer["output_ids"], [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
 
 
 def test_seeds_decide_and_neighbours_do_not(engine: EngineServer) -> None:
@@ -47,4 +47,20 @@ def test_seeds_decide_and_neighbours_do_not(engine: EngineServer) -> None:
         together = list(pool.map(lambda seed: reply(engine, seed % 6), range(12)))
     assert together == alone * 2
     # Control: seeds that were ignored would give one reply, or never the same one.
-    assert len({tuple(ids) for ids in alone}) == 6
+    assert len({tuple(ids) for ids, _ in alone}) == 6
+
+
+def test_what_the_prefix_cache_holds_does_not_matter(engine: EngineServer) -> None:
+    long = [*PROMPT, *range(60, 99)]
+    before = reply(engine, 1, long)
+    calls.call(f"{engine.url}/flush_cache", {}, timeout=30)
+    reply(engine, 2, PROMPT)  # whose tokens are the beginning of the long prompt
+    ids, log_probs = reply(engine, 1, long)
+    assert (ids, log_probs) == before
+    # Another turn of the same conversation reads what decoding left in the cache; anew it is all computed as a prompt.
+    turn = [*long, *ids, 7]
+    cached = reply(engine, 3, turn)
+    calls.call(f"{engine.url}/flush_cache", {}, timeout=30)
+    assert reply(engine, 3, turn) == cached
+    # Control: another prompt shows.
+    assert reply(engine, 3, [*turn[:-1], 8]) != cached
