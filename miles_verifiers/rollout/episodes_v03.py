@@ -51,7 +51,7 @@ class EnvBackend:
         self._gateway = gateway
         self._train_seat = environment.train_seat
         self._env = build_v03.build_environment(environment, rollout)
-        self._tasks = build_v03.load_tasks(self._env)
+        self._tasks = build_v03.load_tasks(self._env, environment)
         build_v03.check_tools(self._env, self._tasks, renderer)
         self._attempts = build_v03.attempts_field(self._env, environment.attempts_field)
         self._seats = tuple(build_v03.seats_of(self._env.config))
