@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 import verifiers.v1 as vf
+from silent_judge import JUDGE
 
 __all__ = ["ContractTaskset"]
 
@@ -45,7 +46,7 @@ class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
         if self.config.reward == "raises" or (self.config.reward == "raises once" and self.first("reward", 4)):
             raise KeyError("no such answer")
         if self.config.reward == "hangs":
-            await asyncio.sleep(60)
+            await JUDGE.ask()
         if self.config.reward == "nan" or trace.last_reply == "nan":
             return float("nan")
         return float(trace.last_reply == self.data.want)
@@ -57,7 +58,7 @@ class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
         ):
             raise ZeroDivisionError("no winner")
         if self.config.group_reward == "hangs":
-            await asyncio.sleep(60)
+            await JUDGE.ask()
         lengths = [len(trace.last_reply) for trace in traces]
         return [float(length == max(lengths)) for length in lengths]
 

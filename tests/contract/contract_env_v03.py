@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 import verifiers.v1 as vf
+from silent_judge import JUDGE
 
 
 class EchoData(vf.TaskData):
@@ -43,7 +44,7 @@ class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
         if self.config.reward == "raises" or (self.config.reward == "raises once" and self.first("reward", 4)):
             raise KeyError("no such answer")
         if self.config.reward == "hangs":
-            await asyncio.sleep(60)
+            await JUDGE.ask()
         if self.config.reward == "nan" or trace.last_reply == "nan":
             return float("nan")
         return float(trace.last_reply == self.data.want)
@@ -83,7 +84,7 @@ class ContractEnv(vf.Env[ContractEnvConfig]):
         ):
             raise ZeroDivisionError("no winner")
         if task.config.group_reward == "hangs":
-            await asyncio.sleep(60)
+            await JUDGE.ask()
         lengths = [len(trace.last_reply) for trace in episode.traces]
         for trace, length in zip(episode.traces, lengths, strict=True):
             trace.record_reward("longest", float(length == max(lengths)), 0.5)

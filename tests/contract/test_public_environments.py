@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
-from fake_engine import FakeEngine
-from rollouts import STOP, VERIFIERS, Speaker, per_api, rows_of, run_programs_here, sampled_of, step_of, worker
+from fake_engine import FakeEngine, until
+from rollouts import VERIFIERS, Speaker, rows_of, run_programs_here, sampled_of, step_of, worker
 
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import look
@@ -27,6 +28,7 @@ CONTEXT = "rollout.rollout_max_context_len=8192"
 ONE = "rollout.rollout_batch_size=1"
 PAIR = "rollout.n_samples_per_prompt=2"
 IN_ORDER = "rollout.max_concurrency=1"
+FIRST = "rollout.max_dropped_groups=0"
 TWO_TASKS = "environment.endless_tasks=2"
 
 
@@ -77,36 +79,43 @@ def hangman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         variables.setenv("NLTK_DATA", str(data))
         variables.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
         variables.setenv("https_proxy", "http://127.0.0.1:9")
-        yield per_api(
-            "{ id = 'textarena', game = 'Hangman-v0', num_tasks = 2 }", "{ id = 'textarena', game = 'Hangman-v0' }"
-        )
+        bound = ", num_tasks = 2" if VERIFIERS == "0.2.0" else ""  # later ones have no end
+        yield f"{{ id = 'textarena', game = 'Hangman-v0'{bound} }}"
 
 
-def guesses(prompt: str, count: int) -> str:
-    return "It is [plan]" if "P is in the word" in prompt else "I guess [p]"
+def guesses(*replies: str) -> Callable[[str, int], str]:
+    """A player that says one of `replies` at each turn, the last one from then on."""
+    return lambda prompt, count: replies[min(prompt.count("<|im_start|>assistant"), len(replies)) - 1]
 
 
-GAME = (CONTEXT, TWO_TASKS, "rollout.setup_timeout=100")
+GAME = (ONE, PAIR, CONTEXT, TWO_TASKS, FIRST, "rollout.setup_timeout=100")
 """In 0.2.x each rollout starts a server of the game's own, which imports Verifiers and NLTK anew."""
+
+
+async def servers_ended() -> None:
+    """Verifiers 0.2.x ends a rollout's servers without waiting (runtimes/subprocess.py `cleanup`); none may stay."""
+    await until(lambda: not psutil.Process().children())
 
 
 @pytest.mark.timeout(180)
 async def test_many_turns(qwen3_folder: Path, tmp_path: Path, hangman: str) -> None:
-    speaker = Speaker(qwen3_folder, guesses)
-    rows = await rows_of(qwen3_folder, tmp_path, speaker, ONE, PAIR, *GAME, taskset=hangman)
+    speaker = Speaker(qwen3_folder, guesses("I guess [p]", "It is [plan]"))
+    rows = await rows_of(qwen3_folder, tmp_path, speaker, *GAME, taskset=hangman)
+    await servers_ended()
     for row in rows:
         assert (row["status"], row["turns"], row["error"]) == ("completed", 2, "")
         assert sampled_of(row) == [*speaker.ids("I guess [p]"), *speaker.ids("It is [plan]")]
         said = speaker.tokenizer.decode(row["tokens"][-row["response_length"] :])
-        assert "P is in the word" in said, "what the game says is in the sample, with loss mask 0"
+        assert "  P   _   _   _<|im_end|>" in said, "the game's board is in the sample, with loss mask 0"
         assert row["rewards"] == {"game_reward": 1.0}
 
 
 @pytest.mark.timeout(180)
 async def test_a_game_that_is_lost(qwen3_folder: Path, tmp_path: Path, hangman: str) -> None:
     """Control: six wrong letters."""
-    speaker = Speaker(qwen3_folder, lambda prompt, count: f"[{'bcdefg'[prompt.count('is not in the word')]}]")
-    rows = await rows_of(qwen3_folder, tmp_path, speaker, ONE, PAIR, *GAME, taskset=hangman)
+    speaker = Speaker(qwen3_folder, guesses(*(f"[{letter}]" for letter in "bcdefg")))
+    rows = await rows_of(qwen3_folder, tmp_path, speaker, *GAME, taskset=hangman)
+    await servers_ended()
     for row in rows:
         assert (row["status"], row["turns"]) == ("completed", 6)
         assert row["reward"] < 1.0
@@ -135,7 +144,7 @@ async def test_tools_need_a_renderer_that_knows_them(
 ) -> None:
     """Control: the default renderer has no tools, which fails every rollout by name."""
     run_programs_here(monkeypatch, tmp_path)
-    step = await step_of(unknown_folder, tmp_path, Speaker(unknown_folder), ONE, CONTEXT, BASH, STOP, PAIR)
+    step = await step_of(unknown_folder, tmp_path, Speaker(unknown_folder), ONE, PAIR, CONTEXT, BASH, FIRST)
     assert (step["rows"], step["ending"]) == ([], "too many dropped")
     assert "tools" in (tmp_path / "logs" / "rollout.log").read_text()
 
