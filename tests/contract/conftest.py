@@ -80,7 +80,7 @@ def _lock_of_this_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # SWIG types of sentencepiece, which transformers imports, warn when they are made, some as late as the interpreter's
     # end. A warning that is an error leaves them unmade, and the interpreter dies of a segmentation fault (Python 3.11).
-    # Verifiers 0.2.1 passes tenacity a parameter that tenacity 9.2 renamed (verifiers/v1/retries.py, under a user server's `respond`).
+    # Verifiers 0.2.1 passes tenacity a parameter that tenacity 9.2 renamed (verifiers/v1/retries.py).
     config.addinivalue_line("filterwarnings", "ignore:The 'initial' parameter is deprecated:DeprecationWarning")
     # textarena 0.7.4 writes backslashes into its games' boards; a DeprecationWarning before Python 3.12, then a SyntaxWarning.
     config.addinivalue_line("filterwarnings", "ignore:invalid escape sequence")
