@@ -21,7 +21,7 @@ from miles_verifiers.errors import EnvironmentPackageError, PromptTooLong, WireE
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import MODEL_NAME, TRAINING, GroupOptions, OnDone, Sampling, training_sampling
 from miles_verifiers.rollout.build_v02 import build_environment, load_tasks, sampling
-from miles_verifiers.rollout.clock import GroupClock
+from miles_verifiers.rollout.clock import GroupClock, end
 from miles_verifiers.rollout.renderers import RendererChoice
 from miles_verifiers.rollout.serving import Serving
 from miles_verifiers.rollout.traces import Rollout, failure
@@ -176,10 +176,8 @@ class EpisodeBackend:
         try:
             await clock.wait(running)
         finally:
-            for task in running:
-                task.cancel()
             # Cancelled rollouts still stop their runtimes, which takes a moment and is bounded by Verifiers.
-            outcomes = await asyncio.gather(*running, return_exceptions=True)
+            outcomes = await end(running)
         for rollout, result, outcome in zip(rollouts, results, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 log.error("a rollout raised instead of recording its error", exc_info=outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 
 import verifiers.v1 as vf
@@ -21,7 +22,7 @@ class EchoConfig(vf.TaskConfig):
     group_reward: str = "good"
     """good | raises | raises once | hangs"""
     setup: str = "good"
-    """good | raises | hangs"""
+    """good | raises | hangs | loses a cancellation"""
 
 
 class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
@@ -30,6 +31,9 @@ class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
             raise OSError("no disk")
         if self.config.setup == "hangs":
             await asyncio.sleep(60)
+        if self.config.setup == "loses a cancellation":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
 
     def first(self, what: str, times: int) -> bool:
         """Whether this is one of the first `times` calls for `what`."""

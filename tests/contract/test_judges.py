@@ -43,6 +43,19 @@ async def test_a_deadline_cancels_a_judge(
     assert (set(step["dropped"]), set(step["causes"])) == ({cause}, {cause})
 
 
+async def test_a_cancellation_that_is_lost_on_the_way_is_repeated(
+    qwen3_folder: Path, tmp_path: Path, judge: SilentJudge
+) -> None:
+    """The deadline falls into the setup, which goes on all the same; the judge is asked after it, and cancelled."""
+    taskset = "{ id = 'contract-env', task = { reward = 'hangs', setup = 'loses a cancellation' } }"
+    step = await step_of(
+        qwen3_folder, tmp_path, Speaker(qwen3_folder), STOP, "rollout.group_timeout=0.4", taskset=taskset
+    )
+    assert judge.asked >= 2 * N
+    assert (judge.answered, judge.cancelled, judge.closed) == (0, judge.asked, judge.asked)
+    assert (step["rows"], set(step["causes"])) == ([], {"group deadline"})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_judge_that_answers_in_time_is_left_alone(
     qwen3_folder: Path, tmp_path: Path, judge: SilentJudge, kind: str
