@@ -22,6 +22,7 @@ from typing import Any
 import aiohttp
 import orjson
 import psutil
+import uvloop
 
 from bench.stub_engine import VOCAB
 from miles_verifiers.wire.gateway import Gateway, Serving
@@ -125,7 +126,7 @@ async def client(role: str, url: str) -> None:
 
 
 async def gateway(url: str) -> None:
-    # As the command runs it: whoever trains is another process, so turns are not kept.
+    # As the command runs it: on uvloop, and whoever trains is another process, so turns are not kept.
     async with Gateway(url, limits=LIMITS, serving=Serving(max_running=2048), keep_turns=False) as serving:
         print(serving.url, flush=True)
 
@@ -137,4 +138,4 @@ async def gateway(url: str) -> None:
 
 if __name__ == "__main__":
     role, url = sys.argv[1:3]
-    asyncio.run(gateway(url) if role == "gateway" else client(role, url))
+    uvloop.run(gateway(url)) if role == "gateway" else asyncio.run(client(role, url))

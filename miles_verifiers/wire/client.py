@@ -26,9 +26,9 @@ from miles_verifiers.errors import (
     ReplyInvalid,
     RequestRefused,
 )
-from miles_verifiers.wire.columns import parsed
-from miles_verifiers.wire.http import Connections, FirstByteLate, NoAnswer, Origin
-from miles_verifiers.wire.http_parser import Answer, BrokenAnswer
+from miles_verifiers.wire.columns import TokenIds, parsed
+from miles_verifiers.wire.http.answers import Answer, BrokenAnswer
+from miles_verifiers.wire.http.connections import Connections, FirstByteLate, NoAnswer, Origin
 
 _BUSY = frozenset({429, 503})
 _ROUTING_HEADER = "X-SMG-Routing-Key"
@@ -163,7 +163,9 @@ class EngineClient:
 
     async def _once(self, url: str, rid: str, payload: Mapping[str, Any], session: str | None, where: str) -> bytes:
         try:
-            body = orjson.dumps({**payload, "rid": rid})
+            ids = payload.get("input_ids")
+            known = {"input_ids": orjson.Fragment(b"[%b]" % ids.json)} if isinstance(ids, TokenIds) else {}
+            body = orjson.dumps({**payload, **known, "rid": rid})
         except TypeError as error:  # orjson.JSONEncodeError is a TypeError
             raise RequestRefused(f"the request cannot be written as JSON: {error}", where=where) from None
         headers = "" if session is None else f"{_ROUTING_HEADER}: {_header_value(session)}\r\n"

@@ -1,4 +1,4 @@
-"""SGLang's reply parsed without an object per token. Pure.
+"""SGLang's reply parsed without an object per token, and a prompt without a second look at it. Pure.
 
 Nine tenths of a reply are `output_token_logprobs`, [[log-prob, id, null], ...]. Parsed as it stands it is a list and two numbers
 for every token, from which the same text is made again for renderers: most of what a reply costs. Where the engine wrote it
@@ -8,6 +8,8 @@ text with other things between its numbers. Anything else is parsed as usual; th
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +17,14 @@ import orjson
 
 _KEY = b'"output_token_logprobs":[['
 """Quotes within a JSON string are escaped: these bytes are never part of a text."""
+_PROMPT_KEY = b'"token_ids":['
+_IDS_KEY = b'"output_ids":['
 _OF_NUMBERS = b"0123456789.-+eE"
-_BETWEEN = b",null],["
-_PLACEHOLDER = 4_705_882_352_941_176
-"""Stands where the list stood while the rest is parsed, so that it is known where that was."""
+_OF_INTEGERS = b"0123456789,"
+"""What a JSON list of them holds between its brackets."""
+_PLACEHOLDER = f"columns {uuid.uuid4().hex}"
+"""Stands where a list stood while the rest is parsed, so that it is known where that was. Nobody else can say it."""
+_PLACEHOLDER_JSON = orjson.dumps(_PLACEHOLDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +33,14 @@ class Columns:
 
     logprobs: list[Any]
     """[N] int or float, as JSON had them"""
-    ids: list[Any]
-    """[N] the same"""
-    points: int
-    """Decimal points in all numbers together: N of them in the log-probs, none in the ids, and all log-probs are floats."""
+    ids: list[int]
+    """[N] from 0 on"""
+    all_floats: bool
+    """Whether all log-probs are floats."""
+    ids_json: bytes
+    """`ids` as JSON, between its brackets."""
     content_json: bytes
-    """renderers' `logprobs.content`, between its brackets."""
+    """renderers' `logprobs.content`, the same way."""
 
 
 def parsed(raw: bytes) -> Any:
@@ -43,27 +51,85 @@ def parsed(raw: bytes) -> Any:
     start = raw.find(_KEY) + len(_KEY) - 2
     # From the end, which is near. If another list of lists stands behind, what lies between is not of our form.
     end = raw.rfind(b"]]", start) + 2
-    if start >= len(_KEY) - 2 and end > start and raw.find(_KEY, end) < 0:
-        columns = _columns(raw[start:end])
-        if columns is not None:
-            reply = orjson.loads(b"%b%d%b" % (raw[:start], _PLACEHOLDER, raw[end:]))
-            meta = reply.get("meta_info") if isinstance(reply, dict) else None
-            if isinstance(meta, dict) and meta.get("output_token_logprobs") == _PLACEHOLDER:
-                meta["output_token_logprobs"] = columns
-                return reply
-    return orjson.loads(raw)
+    if start < len(_KEY) - 2 or end <= start or raw.find(_KEY, end) >= 0:
+        return orjson.loads(raw)
+    columns = _columns(raw[start:end])
+    if columns is None:
+        return orjson.loads(raw)
+    reply = orjson.loads(b"%b%b%b" % (_without_ids(raw[:start], columns.ids_json), _PLACEHOLDER_JSON, raw[end:]))
+    meta = reply.get("meta_info") if isinstance(reply, dict) else None
+    if not isinstance(meta, dict) or meta.get("output_token_logprobs") != _PLACEHOLDER:
+        return orjson.loads(raw)
+    meta["output_token_logprobs"] = columns
+    if reply.get("output_ids") == _PLACEHOLDER:
+        reply["output_ids"] = columns.ids
+    return reply
+
+
+class TokenIds(list[int]):
+    """[N] integers from 0 on, with their JSON, which would else be made once to look at them and once more to send them."""
+
+    __slots__ = ("json",)
+
+    def __init__(self, ids: Iterable[int], json: bytes) -> None:
+        super().__init__(ids)
+        self.json = json
+        """Between its brackets."""
+
+
+def parsed_request(raw: bytes) -> Any:
+    """What the JSON `raw` says, with TokenIds for `token_ids` where they can be had. Raises orjson.JSONDecodeError."""
+    start = raw.find(_PROMPT_KEY) + len(_PROMPT_KEY)
+    end = raw.find(b"]", start)
+    inner = raw[start:end]
+    if start < len(_PROMPT_KEY) or end < 0 or inner.translate(None, _OF_INTEGERS):
+        return orjson.loads(raw)
+    body = orjson.loads(b"%b%b%b" % (raw[: start - 1], _PLACEHOLDER_JSON, raw[end + 1 :]))
+    if not isinstance(body, dict) or body.get("token_ids") != _PLACEHOLDER:
+        return orjson.loads(raw)
+    body["token_ids"] = TokenIds(orjson.loads(b"[%b]" % inner), inner)
+    return body
+
+
+def _without_ids(text: bytes, ids_json: bytes) -> bytes:
+    """`text` with a placeholder for `output_ids`, where they are the same ids once more."""
+    at = text.find(_IDS_KEY)
+    # Not bytes.replace, which takes longer to prepare for so long a needle than the list takes to be parsed.
+    if at < 0 or not text.startswith(b"%b%b]" % (_IDS_KEY, ids_json), at):
+        return text
+    list_at = at + len(_IDS_KEY) - 1
+    return b"%b%b%b" % (text[:list_at], _PLACEHOLDER_JSON, text[list_at + len(ids_json) + 2 :])
+
+
+def integers_json(ids: Sequence[Any]) -> bytes | None:
+    """`ids` as JSON between its brackets, or None if not all of them are integers from 0 on.
+
+    The encoder looks at every element anyway, and its text shows what they are: a type check of each costs three times as much.
+    """
+    try:
+        inner = orjson.dumps(ids)[1:-1]
+    except TypeError:
+        return None
+    return None if inner.translate(None, _OF_INTEGERS) else inner
 
 
 def _columns(text: bytes) -> Columns | None:
-    """The columns of `text`, or None if it is anything but [[number,number,null],...]."""
-    skeleton = text.translate(None, _OF_NUMBERS)
-    count = len(skeleton) // len(",,null],[")
-    if skeleton != b"[[" + b",,null],[" * (count - 1) + b",,null]]":
+    """The columns of `text`, or None if it is anything but [[number,integer,null],...]."""
+    if not text.startswith(b"[[") or not text.endswith(b",null]]"):
         return None
-    rows = text[2 : -len(",null]]")].split(_BETWEEN)
+    split = text[2 : -len(b",null]]")].split(b",null],[")
+    rows = b"\n".join(split)
+    if rows.translate(None, _OF_NUMBERS) != b",\n" * (len(split) - 1) + b",":
+        return None
     try:
-        flat = orjson.loads(b"[%b]" % b",".join(rows))
+        flat = orjson.loads(b"[%b]" % rows.replace(b"\n", b","))
     except orjson.JSONDecodeError:
         return None
-    content = b"\n".join(rows).replace(b",", b',"token":"token_id:').replace(b"\n", b'"},{"logprob":')
-    return Columns(flat[0::2], flat[1::2], text.count(b"."), b'{"logprob":%b"}' % content)
+    ids = flat[1::2]
+    ids_json = integers_json(ids)
+    if ids_json is None:
+        return None
+    # There are none in the ids, and one at most in each of the others.
+    all_floats = rows.count(b".") == len(split)
+    content = rows.replace(b",", b',"token":"token_id:').replace(b"\n", b'"},{"logprob":')
+    return Columns(flat[0::2], ids, all_floats, ids_json, b'{"logprob":%b"}' % content)

@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from typing import Any, Self
 
 import orjson
-from aiohttp import web
 
 from miles_verifiers.errors import (
     EngineBusy,
@@ -37,18 +36,20 @@ from miles_verifiers.errors import (
 )
 from miles_verifiers.wire.admission import Admission
 from miles_verifiers.wire.client import Deadlines
+from miles_verifiers.wire.columns import parsed_request
 from miles_verifiers.wire.core import Counters, Turn, Wire
 from miles_verifiers.wire.gateway_errors import error_response, http_error_response
 from miles_verifiers.wire.gateway_metrics import CONTENT_TYPE, GatewayMetrics
+from miles_verifiers.wire.http.requests import Request
+from miles_verifiers.wire.http.server import HttpServer, Response
 from miles_verifiers.wire.serving import Serving, check_exposure
 from miles_verifiers.wire.translate import Limits
 from miles_verifiers.wire.transport import GENERATE_PATH, SESSION_HEADER
 
 __all__ = ["Gateway", "Serving"]
 
-log = logging.getLogger(__name__)
-
-_Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]
+_Handler = Callable[[Request], Awaitable[Response]]
+_SESSION = SESSION_HEADER.lower().encode()
 _LONGEST_SESSION = 256
 """Characters of a session's id."""
 
@@ -90,7 +91,7 @@ class Gateway:
             "/health": ("GET", self._health),
             "/metrics": ("GET", self._show_metrics),
         }
-        self._runner: web.ServerRunner | None = None
+        self._server = HttpServer(self, largest_body=self.serving.max_body, read_timeout=self.serving.read_timeout)
 
     @property
     def base_url(self) -> str:
@@ -117,15 +118,8 @@ class Gateway:
         await self.close()
 
     async def open(self) -> None:
-        # aiohttp's low-level server: an Application's routing and middlewares cost a third of what a request costs here.
-        # A caller that goes away cancels its handler, and with it the request to the engine.
-        server = web.Server(
-            self._answer, request_factory=self._make_request, handler_cancellation=True, access_log=None
-        )
-        self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
-        await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self.serving.host, self.serving.port).start()
+            host, port = await self._server.open(self.serving.host, self.serving.port)
         except OSError as error:
             await self.close()
             raise HostError(
@@ -133,7 +127,6 @@ class Gateway:
                 where=f"{self.serving.host}:{self.serving.port}",
                 next_step="choose another port; 0 takes a free one",
             ) from None
-        host, port = self._runner.addresses[0][:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def drain(self, seconds: float) -> bool:
@@ -150,15 +143,51 @@ class Gateway:
         """Give up what is running, tell the engines, and stop listening. `drain` before for a gentle end."""
         self._admission.draining = True
         await self.wire.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self._server.close(grace=1.0)
 
-    async def _generate(self, request: web.BaseRequest) -> web.Response:
-        self._admission.check()
+    def refuse(self, request: Request) -> Response | None:
+        """What can be said before a body is read: the token before anything else."""
+        try:
+            return self._refusal(request)
+        except WireError as error:
+            return self._failed(request, error)
+
+    async def answer(self, request: Request) -> Response:
+        try:
+            response = await self._routes[request.path][1](request)
+        except asyncio.CancelledError:
+            self._metrics.gone += 1
+            raise
+        except WireError as error:
+            return self._failed(request, error)
+        self._metrics.answered(request.path, response.status)
+        return response
+
+    def broken(self, status: HTTPStatus, what: str) -> Response:
+        return self._http_error(status, what)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if self.serving.token is not None and request.path != "/health" and not self._is_authorised(request):
+            what = "the Authorization header does not carry the gateway's bearer token"
+            return self._http_error(HTTPStatus.UNAUTHORIZED, what, request, {"WWW-Authenticate": "Bearer"})
+        route = self._routes.get(request.path)
+        said = f"{request.method} {request.path}"
+        if route is None:
+            return self._http_error(HTTPStatus.NOT_FOUND, f"{said}: Not Found", request)
+        if request.method != route[0]:
+            what = f"{said}: Method Not Allowed"
+            return self._http_error(HTTPStatus.METHOD_NOT_ALLOWED, what, request, {"Allow": route[0]})
+        if request.length is not None and request.length > self.serving.max_body:
+            what = f"the request body is over the limit of {self.serving.max_body} bytes"
+            return self._http_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, what, request)
+        if request.path == GENERATE_PATH:
+            self._admission.check()
+        return None
+
+    async def _generate(self, request: Request) -> Response:
         started = time.perf_counter()
         session = _session(request)
-        body = _parsed(await self._read(request))
+        body = _parsed(request.body)
         self._check_model(body)
         await self._admission.enter()
         try:
@@ -166,18 +195,7 @@ class Gateway:
         finally:
             self._admission.leave(time.perf_counter() - started)
         self._metrics.took(time.perf_counter() - started)
-        return web.Response(body=content, content_type="application/json")
-
-    async def _read(self, request: web.BaseRequest) -> bytes:
-        if request.content.is_eof():  # all of it is here, as nearly always
-            return await request.read()
-        if request.headers.get("Expect", "").lower() == "100-continue":  # curl, for bodies from a megabyte on
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        try:
-            async with asyncio.timeout(self.serving.read_timeout):
-                return await request.read()
-        except TimeoutError:
-            raise web.HTTPRequestTimeout from None
+        return Response(200, content)
 
     def _check_model(self, body: Any) -> None:
         model = body.get("model") if isinstance(body, dict) else None
@@ -186,7 +204,7 @@ class Gateway:
                 f"the model {model!r:.80} does not exist", next_step=f"the gateway serves {self.model!r}"
             )
 
-    async def _models(self, request: web.BaseRequest) -> web.Response:
+    async def _models(self, request: Request) -> Response:
         card = {
             "id": self.model,
             "object": "model",
@@ -194,61 +212,39 @@ class Gateway:
             "owned_by": "miles_verifiers",
             "max_model_len": self.wire.limits.max_context,
         }
-        return _json({"object": "list", "data": [card]})
+        return Response(200, orjson.dumps({"object": "list", "data": [card]}))
 
-    async def _health(self, request: web.BaseRequest) -> web.Response:
+    async def _health(self, request: Request) -> Response:
         draining = self._admission.draining
-        return _json({"status": "draining" if draining else "ok"}, status=503 if draining else 200)
+        body = orjson.dumps({"status": "draining" if draining else "ok"})
+        return Response(503 if draining else 200, body)
 
-    async def _show_metrics(self, request: web.BaseRequest) -> web.Response:
+    async def _show_metrics(self, request: Request) -> Response:
         text = self._metrics.as_text(self.wire, self._admission)
-        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(200, text.encode(), content_type=CONTENT_TYPE)
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
-        """The token before anything else, and no error but in the API's shape."""
-        known = request.path in self._routes
-        try:
-            if self.serving.token is not None and request.path != "/health":
-                self._authorise(request)
-            response = await self._handler(request)(request)
-        except asyncio.CancelledError:
-            self._metrics.gone += 1
-            raise
-        except WireError as error:
-            error.at(f"session {request.headers.get(SESSION_HEADER, '-')}")
-            retry_after = self._admission.retry_after() if isinstance(error, (EngineBusy, QueueFull)) else None
-            response = error_response(error, retry_after)
-        except web.HTTPException as error:
-            response = http_error_response(error, request)
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            response = http_error_response(web.HTTPInternalServerError(), request)
-        self._metrics.answered(request.path if known else "other", response.status)  # there must be few
+    def _failed(self, request: Request, error: WireError) -> Response:
+        error.at(f"session {request.header(_SESSION) or '-'}")
+        retry_after = self._admission.retry_after() if isinstance(error, (EngineBusy, QueueFull)) else None
+        response = error_response(error, retry_after)
+        self._metrics.answered(request.path, response.status)
         return response
 
-    def _handler(self, request: web.BaseRequest) -> _Handler:
-        route = self._routes.get(request.path)
-        if route is None:
-            raise web.HTTPNotFound
-        method, handler = route
-        if request.method != method:
-            raise web.HTTPMethodNotAllowed(request.method, [method])
-        return handler
+    def _http_error(
+        self, status: HTTPStatus, what: str, request: Request | None = None, headers: dict[str, str] | None = None
+    ) -> Response:
+        known = request is not None and request.path in self._routes
+        self._metrics.answered(request.path if request is not None and known else "other", status)  # there must be few
+        return http_error_response(status, what, headers or {})
 
-    def _make_request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        """As web.Server's own (aiohttp/web_server.py 3.14), with our limit on bodies."""
-        loop = asyncio.get_running_loop()
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=self.serving.max_body)
-
-    def _authorise(self, request: web.BaseRequest) -> None:
+    def _is_authorised(self, request: Request) -> bool:
         assert self.serving.token is not None
-        given = request.headers.get("Authorization", "").encode(errors="replace")
-        if not hmac.compare_digest(given, f"Bearer {self.serving.token}".encode()):
-            raise web.HTTPUnauthorized(headers={"WWW-Authenticate": "Bearer"})
+        expected = f"Bearer {self.serving.token}".encode()
+        return hmac.compare_digest(request.headers.get(b"authorization", b""), expected)
 
 
-def _session(request: web.BaseRequest) -> str | None:
-    session = request.headers.get(SESSION_HEADER) or None
+def _session(request: Request) -> str | None:
+    session = request.header(_SESSION) or None
     if session is not None and len(session) > _LONGEST_SESSION:
         raise RequestRefused(f"{SESSION_HEADER} has {len(session)} characters, the limit is {_LONGEST_SESSION}")
     return session
@@ -256,10 +252,6 @@ def _session(request: web.BaseRequest) -> str | None:
 
 def _parsed(raw: bytes) -> Any:
     try:
-        return orjson.loads(raw)
+        return parsed_request(raw)
     except orjson.JSONDecodeError as error:
         raise RequestRefused(f"the request body is not JSON: {error}") from None
-
-
-def _json(body: object, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")

@@ -14,14 +14,12 @@ import orjson
 
 from miles_verifiers.errors import GenerationAborted, ReplyInvalid
 from miles_verifiers.samples import WeightSpan
-from miles_verifiers.wire.columns import Columns
+from miles_verifiers.wire.columns import Columns, integers_json
 
 MISSING_LOGPROB = -9999.0
 """What vLLM and SGLang put where they have no log-prob; renderers refuses exactly this value."""
 _ROUNDING = 1e-5
 """A log-prob may be this much above zero by rounding of a probability of one; it is then taken as zero."""
-_IN_INTEGERS = b"0123456789,"
-"""What a JSON list of them holds between its brackets."""
 _ENTRIES = "meta_info.output_token_logprobs"
 _FINISH_REASONS = frozenset({"stop", "length"})
 
@@ -81,37 +79,26 @@ def _finish_reason(meta: Mapping[str, Any], where: str) -> str:
     return kind
 
 
-def integers_json(ids: Sequence[Any]) -> bytes | None:
-    """`ids` as JSON between its brackets, or None if not all of them are integers from 0 on.
-
-    The encoder looks at every element anyway, and its text shows what they are: a type check of each costs three times as much.
-    """
-    try:
-        inner = orjson.dumps(ids)[1:-1]
-    except TypeError:
-        return None
-    return None if inner.translate(None, _IN_INTEGERS) else inner
-
-
 def _sampled(meta: Mapping[str, Any], vocab_size: int, where: str) -> tuple[list[int], list[float], bytes, bytes]:
     """Ids and log-probs of the reply, each checked; the ids and the response's content as JSON.
 
     Whole-list tests first: one reply holds hundreds of tokens.
     """
     entries = meta.get("output_token_logprobs")
+    ids_json: bytes | None
     if isinstance(entries, Columns):
-        ids, logprobs = entries.ids, entries.logprobs
+        ids, logprobs, ids_json = entries.ids, entries.logprobs, entries.ids_json
     elif isinstance(entries, list):
         ids, logprobs = _columns_of(entries, where)
+        ids_json = integers_json(ids)
     else:
         _invalid(f"{_ENTRIES} is missing", where)
     if not ids:
         return [], [], b"", b""
-    ids_json = integers_json(ids)
     if ids_json is None or max(ids) >= vocab_size:
         at, bad = next((i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)
         _invalid(f"{_ENTRIES}[{at}] has the id {bad!r:.40}, the vocabulary size is {vocab_size}", where)
-    if isinstance(entries, Columns) and entries.points == len(ids) and _are_log_probs(logprobs):
+    if isinstance(entries, Columns) and entries.all_floats and _are_log_probs(logprobs):
         return ids, logprobs, ids_json, entries.content_json
     logprobs = [_log_prob(value, at, where) for at, value in enumerate(logprobs)]
     return ids, logprobs, ids_json, _content_json(ids, logprobs)
@@ -147,7 +134,8 @@ def _check_counts(reply: Any, meta: Mapping[str, Any], ids: list[int], prompt_id
         counted = meta.get(name, expected)
         if counted != expected:
             _invalid(f"meta_info.{name} is {counted!r:.40}, but there are {expected}", where)
-    if (output_ids := reply.get("output_ids", ids)) != ids:
+    output_ids = reply.get("output_ids", ids)
+    if output_ids is not ids and output_ids != ids:
         have = len(output_ids) if isinstance(output_ids, list) else "no list of"
         _invalid(f"output_ids ({have} ids) are not those of output_token_logprobs ({len(ids)} ids)", where)
     echoed = reply.get("prompt_token_ids")

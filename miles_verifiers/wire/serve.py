@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import uvloop
 
 from miles_verifiers.errors import ConfigError, EngineUnreachable, Interrupted
 from miles_verifiers.wire.client import Deadlines
@@ -44,7 +45,7 @@ def serve(
     `ready` is told of the open gateway. Raises ConfigError for what cannot be found out, EngineUnreachable, HostError,
     InputError, and Interrupted where requests had to be given up: a second signal, or `drain` seconds that were too few.
     """
-    asyncio.run(_serve(wanted, deadlines, serving, drain, ready))
+    uvloop.run(_serve(wanted, deadlines, serving, drain, ready))
 
 
 async def _serve(

@@ -18,8 +18,9 @@ from typing import Any
 import orjson
 
 from miles_verifiers.errors import PromptTooLong, RequestRefused
+from miles_verifiers.wire.columns import TokenIds, integers_json
 from miles_verifiers.wire.fields import BODY, SAMPLING, Field, Kind
-from miles_verifiers.wire.reply import Generation, checked_reply, integers_json
+from miles_verifiers.wire.reply import Generation, checked_reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ def to_sglang(body: object, limits: Limits, *, first: bool = False) -> dict[str,
         raise RequestRefused("token_ids is empty", next_step="send at least one prompt token")
     if first and limits.max_first_prompt is not None and len(prompt) > limits.max_first_prompt:
         raise PromptTooLong(f"the first prompt has {len(prompt)} tokens, the limit is {limits.max_first_prompt}")
+    payload["input_ids"] = prompt
     payload["sampling_params"] = _sampling(payload.get("sampling_params"), len(prompt), limits)
     payload["return_logprob"] = True
     return payload
@@ -155,17 +157,18 @@ _IS: dict[Kind, Callable[[object], bool]] = {
 }
 
 
-def checked_ids(ids: object, vocab_size: int, name: str) -> Sequence[int]:
+def checked_ids(ids: object, vocab_size: int, name: str) -> TokenIds:
     """`ids` if it is a list of integers in [0, vocab_size). Raises RequestRefused with the first that is not."""
     if not isinstance(ids, (list, tuple)):
         raise RequestRefused(f"{name} is not a list of token ids")
-    if ids and (integers_json(ids) is None or max(ids) >= vocab_size):
+    json = ids.json if isinstance(ids, TokenIds) else integers_json(ids)
+    if json is None or (ids and max(ids) >= vocab_size):
         at, bad = next((i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)
         raise RequestRefused(
             f"{name}[{at}] = {bad!r:.40} is not a token id below the vocabulary size {vocab_size}",
             next_step="the tokenizer and the model do not belong together, or ids were made elsewhere",
         )
-    return ids
+    return ids if isinstance(ids, TokenIds) else TokenIds(ids, json)
 
 
 def from_sglang(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, where: str) -> dict[str, Any]:

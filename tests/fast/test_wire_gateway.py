@@ -206,6 +206,17 @@ class TestRefusals:
             writer.close()
         assert b" 502 " in status
 
+    async def test_what_is_no_request_at_all(self, engine: FakeEngine, http: aiohttp.ClientSession) -> None:
+        async with serving(engine) as gateway:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
+            writer.write(b"GARBLED\r\n\r\n")
+            head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+            writer.close()
+            metrics = (await get(http, gateway, "/metrics")).raw.decode()
+        assert b" 400 " in head.splitlines()[0]
+        assert json.loads(body)["error"]["code"] == "bad_request"
+        assert 'responses_total{path="other",status="400"} 1\n' in metrics
+
     async def test_a_body_that_never_comes(self, engine: FakeEngine) -> None:
         async with serving(engine, read_timeout=0.1) as gateway:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles_verifiers.errors import ConfigError
-from miles_verifiers.wire.http import Connections, FirstByteLate, NoAnswer, Origin
-from miles_verifiers.wire.http_parser import Answer, AnswerParser, BrokenAnswer
+from miles_verifiers.wire.http.answers import Answer, AnswerParser, BrokenAnswer
+from miles_verifiers.wire.http.connections import Connections, FirstByteLate, NoAnswer, Origin
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -231,7 +233,7 @@ async def test_an_old_connection_is_not_used(connections: Connections, monkeypat
         await connections.post(origin, "/", b"")
         await connections.post(origin, "/", b"")
         assert len(came) == 1
-        monkeypatch.setattr("miles_verifiers.wire.http._LONGEST_REST", -1.0)
+        monkeypatch.setattr("miles_verifiers.wire.http.connections._LONGEST_REST", -1.0)
         await connections.post(origin, "/", b"")
         assert len(came) == 2
 
@@ -321,6 +323,54 @@ async def test_nobody_listens(connections: Connections) -> None:
     for url in (f"http://{origin.authority}", "http://no-such-host.invalid", f"http://{'x' * 70}.invalid"):
         with pytest.raises(NoAnswer, match="no connection"):
             await connections.post(Origin.of(url), "/", b"")
+
+
+# Made for this test, of an engine that does not exist; `openssl req -x509 -newkey ec ... -days 36500`.
+CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBojCCAUigAwIBAgIUDv2LP8c1pvZ45metCcswmnhxQMIwCgYIKoZIzj0EAwIw
+GTEXMBUGA1UEAwwOZW5naW5lLmV4YW1wbGUwIBcNMjYxMTMwMDQxNzM0WhgPMjEy
+NjExMDYwNDE3MzRaMBkxFzAVBgNVBAMMDmVuZ2luZS5leGFtcGxlMFkwEwYHKoZI
+zj0CAQYIKoZIzj0DAQcDQgAE+SxmCc8bYOKPyQqaGdqEisZTMOosAcILd3HVn3+c
+YTZ3tW//KP0kZg78u7s4o2gZ7ZQ6u6lIac1tGa3lknlIgqNsMGowHQYDVR0OBBYE
+FFhONpWYigYPltKv32DfCD7RtJ8aMB8GA1UdIwQYMBaAFFhONpWYigYPltKv32Df
+CD7RtJ8aMBoGA1UdEQQTMBGCCWxvY2FsaG9zdIcEfwAAATAMBgNVHRMBAf8EAjAA
+MAoGCCqGSM49BAMCA0gAMEUCIQDg389ihMDCTaQ1N2CnvVnJ9ZSQ0u7pUjHu4Pzb
+tUmMwQIgFwcxK+2HQ4/BXXLC3MPn2G4nqHvTaP8HE01XDQ9OAAM=
+-----END CERTIFICATE-----
+"""
+KEY = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQglrS54Chk/YjzsJ2z
++NDRrz8ybyPkoUtoj83eoTzQ2xWhRANCAAT5LGYJzxtg4o/JCpoZ2oSKxlMw6iwB
+wgt3cdWff5xhNne1b/8o/SRmDvy7uzijaBntlDq7qUhpzW0ZreWSeUiC
+-----END PRIVATE KEY-----
+"""
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+async def test_tls(connections: Connections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_trusted: bool) -> None:
+    files = {"cert.pem": CERTIFICATE, "key.pem": KEY, "other.pem": ""}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="ascii")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / ("cert.pem" if is_trusted else "other.pem")))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(OK + b"Content-Length: 1\r\n\r\na")
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=context)
+    origin = Origin.of(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    if is_trusted:
+        assert (await connections.post(origin, "/", b"")).body == b"a"
+    else:
+        with pytest.raises(NoAnswer, match="certificate"):
+            await connections.post(origin, "/", b"")
+    server.close()
+    connections.close()
+    await asyncio.sleep(0.05)
 
 
 async def test_tls_that_is_none(connections: Connections) -> None:

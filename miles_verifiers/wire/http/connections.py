@@ -14,7 +14,7 @@ from typing import Final, cast
 from urllib.parse import urlsplit
 
 from miles_verifiers.errors import ConfigError
-from miles_verifiers.wire.http_parser import Answer, AnswerParser, BrokenAnswer
+from miles_verifiers.wire.http.answers import Answer, AnswerParser, BrokenAnswer
 
 _LONGEST_REST: Final = 4.0
 """Seconds that an idle connection is kept; uvicorn closes it after five (SGLang 0.5.23)."""
