@@ -37,6 +37,7 @@ LOCKS = (
         (f"env-verifiers-{version}.txt", ("--group", f"env-verifiers-{version.replace('.', '-')}"), "env.excludes")
         for version in VERIFIERS
     ),
+    ("publics.txt", ("--group", "publics"), "publics.excludes"),
     ("setup.txt", ("--group", "setup"), None),
     ("test.txt", ("--group", "test"), None),
     ("dev.txt", ("--group", "dev"), None),

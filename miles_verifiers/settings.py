@@ -44,6 +44,8 @@ class EnvironmentSection(Section):
     """Version of Verifiers, which names the lock of the environment's interpreter."""
     taskset: dict[str, Any] = Field(default_factory=dict)
     """Handed to Verifiers as the `taskset` of its EnvConfig; `id` is the environment's id."""
+    endless_tasks: int = Field(1024, ge=1)
+    """Tasks that are taken of a taskset without an end, its first ones. They are made at start: some tasksets need 50 ms each."""
     harness: str = "inline"
     """`inline` runs chat tasks inside the rollout process; any other name is a Verifiers harness id."""
     renderer: str = "auto"

@@ -69,8 +69,8 @@ class Roles:
         return self._env("env", environment)
 
     def contract(self, environment: EnvironmentSection) -> Path:
-        """Python of the role `contract`."""
-        return self._env("contract", environment, locks() / "test.txt")
+        """Python of the role `contract`: that of `env`, with pytest and the public environments of the tests."""
+        return self._env("contract", environment, locks() / "test.txt", locks() / "publics.txt")
 
     def expected_stack(self, python: Path) -> Expected:
         """What a worker of the role `stack`, whose interpreter is `python`, should see."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
 from miles_verifiers.errors import EnvironmentPackageError
+from miles_verifiers.rollout.look import loaders, refuse_classic
 from miles_verifiers.settings import EnvironmentSection
+
+log = logging.getLogger(__name__)
 
 
 def checked_taskset_id(environment: EnvironmentSection) -> str:
@@ -25,6 +32,40 @@ def checked_taskset_id(environment: EnvironmentSection) -> str:
             next_step="give the id of an installed package",
         )
     return name
+
+
+def check_api(name: str) -> None:
+    """Raises EnvironmentPackageError where `name` is a package of Verifiers' classic API; what else is wrong shows later."""
+    try:
+        module = loaders().import_taskset(name)
+    except Exception:  # building the environment will say what it is, and where
+        return
+    refuse_classic(name, module)
+
+
+def not_built(name: str, error: Exception, next_step: str) -> EnvironmentPackageError:
+    """The error for whatever an environment's own code raises while it is imported and built."""
+    return EnvironmentPackageError(
+        f"the environment cannot be built: {type(error).__name__}: {error}",
+        where=f"environment {name}, interpreter {sys.executable}",
+        next_step=next_step,
+    )
+
+
+def take_tasks(name: str, tasks: Iterable[Any], limit: int | None) -> list[Any]:
+    """A taskset's tasks, the first `limit` of an endless one. Raises EnvironmentPackageError where there are none."""
+    where = f"environment {name}"
+    try:
+        taken = list(itertools.islice(tasks, limit))
+    except Exception as error:
+        raise EnvironmentPackageError(
+            f"the taskset cannot be loaded: {type(error).__name__}: {error}", where=where
+        ) from error
+    if not taken:
+        raise EnvironmentPackageError("the taskset is empty", where=where)
+    if limit is not None:
+        log.info("the taskset has no end: its first %d tasks are used (environment.endless_tasks)", len(taken))
+    return taken
 
 
 def keep_workdirs_in_tempdir() -> None:

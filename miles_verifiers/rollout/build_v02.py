@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import verifiers.v1 as vf
 from verifiers.v1.loaders import default_harness_id
 
-from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import Sampling
-from miles_verifiers.rollout.build import checked_taskset_id, keep_workdirs_in_tempdir
+from miles_verifiers.rollout.build import check_api, checked_taskset_id, keep_workdirs_in_tempdir, not_built, take_tasks
 from miles_verifiers.settings import EnvironmentSection, RolloutSection
 
 _INLINE_ID = inline_harness.PLUGIN_ID
@@ -23,6 +21,7 @@ def build_environment(environment: EnvironmentSection, rollout: RolloutSection) 
     taskset = dict(environment.taskset)
     keep_workdirs_in_tempdir()
     inline_harness.register()
+    check_api(name)
     try:
         harness = _harness_id(environment.harness, name)
         return vf.Environment(
@@ -40,19 +39,27 @@ def build_environment(environment: EnvironmentSection, rollout: RolloutSection) 
                 }
             )
         )
-    except EnvironmentPackageError:
-        raise
-    except Exception as error:  # whatever an environment's own code raises while it is imported and built
+    except Exception as error:
         hint = (
             "set environment.harness = 'null'"
             if "MCP" in str(error)
             else "is the package installed in this interpreter?"
         )
-        raise EnvironmentPackageError(
-            f"the environment cannot be built: {type(error).__name__}: {error}",
-            where=f"environment {name}, interpreter {sys.executable}",
-            next_step=hint,
-        ) from error
+        raise not_built(name, error, hint) from error
+
+
+def load_tasks(env: Any, environment: EnvironmentSection) -> list[Any]:
+    """The environment's tasks, as `take_tasks` takes them.
+
+    A taskset without an end says so by INFINITE. 0.2.0 does not know the name and asks for a list, but packages that are
+    made for later versions as well bring it along.
+    """
+
+    def tasks() -> Any:
+        yield from env.taskset.load()  # within take_tasks, which names what it raises
+
+    endless = getattr(env.taskset, "INFINITE", False)
+    return take_tasks(str(env.config.env_id), tasks(), environment.endless_tasks if endless else None)
 
 
 def _harness_id(configured: str, taskset_id: str) -> str:

@@ -7,10 +7,7 @@ environment's author or `environment.env` pins it.
 
 from __future__ import annotations
 
-import itertools
-import logging
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +18,10 @@ from verifiers.v1.utils.loaders import default_harness_id, harness_config_type
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import Sampling
-from miles_verifiers.rollout.build import checked_taskset_id, keep_workdirs_in_tempdir
+from miles_verifiers.rollout.build import check_api, checked_taskset_id, keep_workdirs_in_tempdir, not_built, take_tasks
 from miles_verifiers.rollout.renderers import RendererChoice
 from miles_verifiers.settings import EnvironmentSection, RolloutSection
 
-log = logging.getLogger(__name__)
-
-MAX_TASKS = 1024
-"""Tasks that are taken of an endless taskset."""
 _ATTEMPTS = ("attempts", "n")
 """Fields in which an environment's config may say how often one episode attempts its task."""
 _INLINE_ID = inline_harness.PLUGIN_ID
@@ -41,6 +34,7 @@ def build_environment(environment: EnvironmentSection, rollout: RolloutSection) 
     keep_workdirs_in_tempdir()
     _reach_loopback_directly()
     inline_harness.register()
+    check_api(name)
     try:
         config = vf.resolve_env_config({**environment.env, "taskset": taskset})
         seats = {seat: _seated(spec, name, environment, rollout) for seat, spec in seats_of(config).items()}
@@ -50,12 +44,9 @@ def build_environment(environment: EnvironmentSection, rollout: RolloutSection) 
         # Of one episode's agents as many run at once as the rollouts' own bound allows.
         config = config.model_copy(update={**seats, "timeout": timeout, "max_concurrent_agents": None})
         return vf.load_environment(config)
-    except Exception as error:  # whatever an environment's own code raises while it is imported and built
-        raise EnvironmentPackageError(
-            f"the environment cannot be built: {type(error).__name__}: {error}",
-            where=f"environment {name}, interpreter {sys.executable}",
-            next_step="is the package installed in this interpreter, and made for this version of Verifiers?",
-        ) from error
+    except Exception as error:
+        hint = "is the package installed in this interpreter, and made for this version of Verifiers?"
+        raise not_built(name, error, hint) from error
 
 
 def seats_of(config: Any) -> dict[str, Any]:
@@ -83,20 +74,9 @@ def attempts_field(env: Any, configured: str | None) -> str | None:
     return next((name for name in _ATTEMPTS if name in fields and fields[name].annotation is int), None)
 
 
-def load_tasks(env: Any) -> list[Any]:
-    """The environment's tasks; of an endless taskset the first MAX_TASKS. Raises EnvironmentPackageError where there are none."""
-    where = f"environment {env.config.env_id}"
-    try:
-        tasks = list(itertools.islice(env.taskset, MAX_TASKS if env.taskset.INFINITE else None))
-    except Exception as error:
-        raise EnvironmentPackageError(
-            f"the taskset cannot be loaded: {type(error).__name__}: {error}", where=where
-        ) from error
-    if not tasks:
-        raise EnvironmentPackageError("the taskset is empty", where=where)
-    if env.taskset.INFINITE:
-        log.info("the taskset has no end: its first %d tasks are used", len(tasks))
-    return tasks
+def load_tasks(env: Any, environment: EnvironmentSection) -> list[Any]:
+    """The environment's tasks, as `take_tasks` takes them."""
+    return take_tasks(str(env.config.env_id), env.taskset, environment.endless_tasks if env.taskset.INFINITE else None)
 
 
 def check_tools(env: Any, tasks: list[Any], renderer: RendererChoice) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 GROUP = "the group's deadline"
 BATCH = "the step's deadline"
+AGAIN_S = 1.0
+"""After which a rollout that was cancelled and goes on is cancelled again."""
 
 
 class GroupClock:
@@ -59,3 +61,22 @@ class GroupClock:
         with contextlib.suppress(TimeoutError):
             async with self.limit():
                 await asyncio.wait(running)
+
+
+async def end(running: Sequence[asyncio.Task[Any]], again: Callable[[], None] | None = None) -> list[Any]:
+    """Cancel all until all are over; what came of each, as `asyncio.gather` gives it with its exceptions.
+
+    `again` is called besides, every time but the first: for tasks of their tasks, which a task group cancels only once.
+
+    Once is not always enough. `asyncio.wait_for` of Python 3.11 loses a cancellation that comes in the moment in which what it
+    waits for ends, and Verifiers 0.2.0 to 0.3.1 has it around a rollout's hooks (verifiers/v1/rollout.py): the rollout would
+    go on to be scored. Its teardown is shielded from any number of cancellations (utils/aio.py `run_shielded`).
+    """
+    outcomes = asyncio.gather(*running, return_exceptions=True)
+    while not outcomes.done():
+        for task in running:
+            task.cancel()
+        await asyncio.wait({outcomes}, timeout=AGAIN_S)
+        if again is not None and not outcomes.done():
+            again()
+    return await outcomes

@@ -20,8 +20,8 @@ from verifiers.v1.decorators import discover_decorated
 from miles_verifiers.errors import EnvironmentPackageError, PromptTooLong, WireError
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import MODEL_NAME, TRAINING, GroupOptions, OnDone, Sampling, training_sampling
-from miles_verifiers.rollout.build_v02 import build_environment, sampling
-from miles_verifiers.rollout.clock import GroupClock
+from miles_verifiers.rollout.build_v02 import build_environment, load_tasks, sampling
+from miles_verifiers.rollout.clock import GroupClock, end
 from miles_verifiers.rollout.renderers import RendererChoice
 from miles_verifiers.rollout.serving import Serving
 from miles_verifiers.rollout.traces import Rollout, failure
@@ -66,9 +66,7 @@ class EpisodeBackend:
         self._rollout = rollout
         self._transport = transport
         self._env = build_environment(environment, rollout)
-        self._tasks: list[Any] = list(self._env.taskset.load())
-        if not self._tasks:
-            raise EnvironmentPackageError("the taskset is empty", where=f"environment {self.name}")
+        self._tasks = load_tasks(self._env, environment)
         if (type(self._tasks[0]).tools or type(self._env.taskset).tools) and not renderer.tools:
             raise EnvironmentPackageError(
                 f"the environment has tools, and the renderer {renderer.name} can render none",
@@ -178,10 +176,8 @@ class EpisodeBackend:
         try:
             await clock.wait(running)
         finally:
-            for task in running:
-                task.cancel()
             # Cancelled rollouts still stop their runtimes, which takes a moment and is bounded by Verifiers.
-            outcomes = await asyncio.gather(*running, return_exceptions=True)
+            outcomes = await end(running)
         for rollout, result, outcome in zip(rollouts, results, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 log.error("a rollout raised instead of recording its error", exc_info=outcome)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import verifiers.v1 as vf
 
 from miles_verifiers.rollout import build_v03, inline_harness
 from miles_verifiers.rollout.backend import MODEL_NAME, TRAINING, GroupOptions, OnDone, training_sampling
-from miles_verifiers.rollout.clock import GroupClock
+from miles_verifiers.rollout.clock import AGAIN_S, GroupClock, end
 from miles_verifiers.rollout.play_v03 import Play, Setting, seeded
 from miles_verifiers.rollout.renderers import RendererChoice
 from miles_verifiers.rollout.serving import Serving
@@ -51,7 +51,7 @@ class EnvBackend:
         self._gateway = gateway
         self._train_seat = environment.train_seat
         self._env = build_v03.build_environment(environment, rollout)
-        self._tasks = build_v03.load_tasks(self._env)
+        self._tasks = build_v03.load_tasks(self._env, environment)
         build_v03.check_tools(self._env, self._tasks, renderer)
         self._attempts = build_v03.attempts_field(self._env, environment.attempts_field)
         self._seats = tuple(build_v03.seats_of(self._env.config))
@@ -151,6 +151,11 @@ class EnvBackend:
             asyncio.create_task(play.perform(task, self._context_of(options, play, self._attempts is None)))
             for play in plays
         ]
+
+        def cancel_agents() -> None:
+            for play in plays:
+                play.cancel_agents()
+
         try:
             await clock.wait(running)
             for play, performance in zip(plays, running, strict=True):
@@ -160,16 +165,22 @@ class EnvBackend:
                     play.end()
                 else:
                     performance.cancel()  # it waits for a slot
-            await asyncio.wait(running, timeout=self._rollout.scoring_timeout + _GRACE_S)
+            await self._see_out(running, cancel_agents)
         finally:
-            for performance in running:
-                performance.cancel()
             # Cancelled rollouts still stop their runtimes, which takes a moment and is bounded by Verifiers.
-            outcomes = await asyncio.gather(*running, return_exceptions=True)
+            outcomes = await end(running, cancel_agents)
         for play, outcome in zip(plays, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 log.error("an episode raised instead of recording its error", exc_info=outcome)
                 play.error = f"{type(outcome).__name__}: {outcome}"
+
+    async def _see_out(self, running: list[asyncio.Task[None]], cancel_agents: Callable[[], None]) -> None:
+        """Give episodes that were told to end the time for it; agents that go on all the same are cancelled again."""
+        left, pending = self._rollout.scoring_timeout + _GRACE_S, {task for task in running if not task.done()}
+        while pending and left > 0:
+            _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
+            left -= AGAIN_S
+            cancel_agents()
 
     def _context_of(self, options: GroupOptions, play: Play, alone: bool) -> Any:
         sampling = build_v03.sampling(options.sampling or self._training_sampling)

@@ -25,14 +25,15 @@ def main(taskset: dict[str, Any]) -> None:
             where=f"interpreter {sys.executable}",
             next_step="give the id of an installed package",
         )
-    loaders = _loaders()
+    verifiers = loaders()
     try:
-        module = loaders.import_taskset(name)
+        module = verifiers.import_taskset(name)
     except Exception as error:  # whatever an environment's own code raises while it is imported
         raise _failed(f"{name} cannot be imported", error) from error
+    refuse_classic(name, module)
     try:
-        config = loaders.taskset_config_type(name).model_validate(taskset)
-        first = next(iter(loaders.load_taskset(config).load()), None)
+        config = verifiers.taskset_config_type(name).model_validate(taskset)
+        first = next(iter(verifiers.load_taskset(config).load()), None)
     except Exception as error:
         raise _failed(f"the taskset of {name} cannot be loaded", error) from error
     if first is None:
@@ -42,12 +43,32 @@ def main(taskset: dict[str, Any]) -> None:
     )
 
 
-def _loaders() -> ModuleType:
+def loaders() -> ModuleType:
     """The module that Verifiers loads plugins with; 0.3 moved it."""
     try:
         return importlib.import_module("verifiers.v1.utils.loaders")
     except ModuleNotFoundError:
         return importlib.import_module("verifiers.v1.loaders")
+
+
+def refuse_classic(name: str, module: ModuleType) -> None:
+    """Raises EnvironmentPackageError for a package of the API that Verifiers had before tasksets.
+
+    Such a package has a function `load_environment` and no taskset. Verifiers 0.2.x and 0.3.1 still run it beside the new API
+    (`LegacyEnvServer`, verifiers/v1/legacy.py 0.2.0); 0.4.0 dropped it.
+    """
+    from verifiers.v1 import Taskset
+
+    exported = [getattr(module, entry, None) for entry in getattr(module, "__all__", ())]
+    if any(isinstance(entry, type) and issubclass(entry, Taskset) for entry in exported):
+        return
+    if callable(getattr(module, "load_environment", None)):
+        raise EnvironmentPackageError(
+            f"{name} is made for Verifiers' classic API (`load_environment`), which is not supported",
+            where=str(module.__file__),
+            next_step="take a release of the package that exports a taskset (verifiers.v1), or put its rows and its scoring "
+            "into a taskset: environments/code_golf is one",
+        )
 
 
 def _failed(what: str, error: Exception) -> EnvironmentPackageError:

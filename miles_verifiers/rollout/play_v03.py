@@ -69,6 +69,8 @@ class Play:
     scoring_error: str = ""
     finalized: bool = False
     limit: asyncio.Timeout | None = None
+    agents: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Tasks in which an agent runs now."""
     begun: int = 0
 
     async def perform(self, task: Any, context: Any) -> None:
@@ -98,6 +100,11 @@ class Play:
         """The deadline has passed: `run` ends with what is finished. Unfinished rollouts are cancelled."""
         if self.limit is not None:
             self.limit.reschedule(asyncio.get_running_loop().time())
+
+    def cancel_agents(self) -> None:
+        """Cancel whatever agent still runs. A task group cancels its tasks only once, which may be lost: see `clock.end`."""
+        for task in self.agents:
+            task.cancel()
 
     def results(self) -> list[Rollout]:
         """`size` rollouts, once the episode is over."""
@@ -191,7 +198,16 @@ class Play:
 
     def _watch(self, agent: Any) -> None:
         """Let `agent` take a slot for each rollout where an episode has several, and run again what failed."""
-        run = agent.run
+        agent_run = agent.run
+
+        async def run(*arguments: Any, **options: Any) -> Any:
+            task = asyncio.current_task()
+            assert task is not None
+            self.agents.add(task)
+            try:
+                return await agent_run(*arguments, **options)
+            finally:
+                self.agents.discard(task)
 
         async def alone(*arguments: Any, **options: Any) -> Any:
             trace = await run(*arguments, **options)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 
 import verifiers.v1 as vf
+from silent_judge import JUDGE
 
 __all__ = ["ContractTaskset"]
 
@@ -20,7 +22,7 @@ class EchoConfig(vf.TaskConfig):
     group_reward: str = "good"
     """good | raises | raises once | hangs"""
     setup: str = "good"
-    """good | raises | hangs"""
+    """good | raises | hangs | loses a cancellation"""
 
 
 class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
@@ -29,6 +31,9 @@ class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
             raise OSError("no disk")
         if self.config.setup == "hangs":
             await asyncio.sleep(60)
+        if self.config.setup == "loses a cancellation":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
 
     def first(self, what: str, times: int) -> bool:
         """Whether this is one of the first `times` calls for `what`."""
@@ -45,7 +50,7 @@ class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
         if self.config.reward == "raises" or (self.config.reward == "raises once" and self.first("reward", 4)):
             raise KeyError("no such answer")
         if self.config.reward == "hangs":
-            await asyncio.sleep(60)
+            await JUDGE.ask()
         if self.config.reward == "nan" or trace.last_reply == "nan":
             return float("nan")
         return float(trace.last_reply == self.data.want)
@@ -57,7 +62,7 @@ class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
         ):
             raise ZeroDivisionError("no winner")
         if self.config.group_reward == "hangs":
-            await asyncio.sleep(60)
+            await JUDGE.ask()
         lengths = [len(trace.last_reply) for trace in traces]
         return [float(length == max(lengths)) for length in lengths]
 

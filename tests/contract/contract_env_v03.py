@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 
 import verifiers.v1 as vf
+from silent_judge import JUDGE
 
 
 class EchoData(vf.TaskData):
@@ -18,7 +20,7 @@ class EchoConfig(vf.TaskConfig):
     group_reward: str = "good"
     """good | raises | raises once | hangs"""
     setup: str = "good"
-    """good | raises | hangs"""
+    """good | raises | hangs | loses a cancellation"""
 
 
 class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
@@ -27,6 +29,9 @@ class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
             raise OSError("no disk")
         if self.config.setup == "hangs":
             await asyncio.sleep(60)
+        if self.config.setup == "loses a cancellation":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
 
     def first(self, what: str, times: int) -> bool:
         """Whether this is one of the first `times` calls for `what`."""
@@ -43,7 +48,7 @@ class EchoTask(vf.Task[EchoData, vf.State, EchoConfig]):
         if self.config.reward == "raises" or (self.config.reward == "raises once" and self.first("reward", 4)):
             raise KeyError("no such answer")
         if self.config.reward == "hangs":
-            await asyncio.sleep(60)
+            await JUDGE.ask()
         if self.config.reward == "nan" or trace.last_reply == "nan":
             return float("nan")
         return float(trace.last_reply == self.data.want)
@@ -83,7 +88,7 @@ class ContractEnv(vf.Env[ContractEnvConfig]):
         ):
             raise ZeroDivisionError("no winner")
         if task.config.group_reward == "hangs":
-            await asyncio.sleep(60)
+            await JUDGE.ask()
         lengths = [len(trace.last_reply) for trace in episode.traces]
         for trace, length in zip(episode.traces, lengths, strict=True):
             trace.record_reward("longest", float(length == max(lengths)), 0.5)

@@ -92,6 +92,11 @@ async def rows_of(folder: Path, tmp_path: Path, handler: Any, *overrides: str, *
     return rows
 
 
+def sampled_of(row: dict[str, Any]) -> list[int]:
+    """Ids of a row that the model made, and that are trained on."""
+    return [t for t, m in zip(row["tokens"][-row["response_length"] :], row["loss_mask"], strict=True) if m]
+
+
 STOP = "rollout.max_dropped_groups=1"
 """Where nothing can be trained on: the second group that is dropped ends the step."""
 
