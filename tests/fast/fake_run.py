@@ -103,6 +103,7 @@ class FakeBackend:
         ]
         failed = SimpleNamespace(type="HarnessError", message="it broke")
         return SimpleNamespace(
+            nodes=nodes,
             branches=[SimpleNamespace(nodes=nodes)],
             rewards={"right": float(number // 7 % 2)},
             metrics={"passed": float(number // 7 % 2)},
@@ -196,7 +197,7 @@ class FakeTrainers:
             **dict.fromkeys(figures, 0.0),
             "optimizer_steps": 1,
             "seconds": {},
-            "train_log_probs": {row["index"]: row["rollout_log_probs"] for row in rows},
+            "train_log_probs": {row["index"]: [row["rollout_log_probs"]] for row in rows},
         }
 
     def export_hf(self, folder: Path) -> None:
