@@ -4,6 +4,9 @@
     RUN_DIR/dump/eval/000000.parquet      the samples of an evaluation made before training step 0
     RUN_DIR/metrics.jsonl                 one JSON object per training step
 
+A row is a rollout. Where its history forked, the further token sequences are in the row's `forks`, a list of structs with the
+token columns of the row itself (`samples.Fork`).
+
 The Parquet files have one explicit schema, `SCHEMA`: the fields of `samples.Sample`. Its version stands in the file's
 metadata. Numbers that are not finite are refused here, by name, so that no reader has to know about them: Parquet would
 carry a NaN silently. The functions for metrics.jsonl are those of `metrics`.
@@ -38,7 +41,8 @@ __all__ = [
     "write_rollout",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: with the columns `forks` and `generated_tokens`."""
 Kind = Literal["rollout", "eval"]
 
 _VERSION_KEY = b"miles_verifiers.schema_version"
@@ -55,6 +59,20 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
 
 _NAMED_NUMBERS = pa.map_(pa.string(), pa.field("value", pa.float64(), nullable=False))
 _SPAN = pa.struct([_column("version", pa.string()), _column("count", pa.int32())])
+# Engine and trainer compute in float32, but a float64 column gives back exactly what was put in; the zero bits of widened
+# numbers compress away.
+_LOG_PROBS = _list_of(pa.float64())
+_FORK = pa.struct(
+    [
+        _column("tokens", _list_of(pa.int32())),
+        _column("response_length", pa.int32()),
+        _column("loss_mask", _list_of(pa.int8())),
+        _column("rollout_log_probs", _LOG_PROBS),
+        _column("train_log_probs", _LOG_PROBS),
+        _column("weight_versions", _list_of(_SPAN)),
+        _column("shared_length", pa.int32()),
+    ]
+)
 
 SCHEMA: pa.Schema = pa.schema(
     [
@@ -64,10 +82,8 @@ SCHEMA: pa.Schema = pa.schema(
         _column("tokens", _list_of(pa.int32())),
         _column("response_length", pa.int32()),
         _column("loss_mask", _list_of(pa.int8())),
-        # Engine and trainer compute in float32, but a float64 column gives back exactly what was put in; the zero bits
-        # of widened numbers compress away.
-        _column("rollout_log_probs", _list_of(pa.float64())),
-        _column("train_log_probs", _list_of(pa.float64())),
+        _column("rollout_log_probs", _LOG_PROBS),
+        _column("train_log_probs", _LOG_PROBS),
         pa.field("reward", pa.float64()),
         _column("rewards", _NAMED_NUMBERS),
         _column("metrics", _NAMED_NUMBERS),
@@ -76,7 +92,9 @@ SCHEMA: pa.Schema = pa.schema(
         _column("stop_condition", pa.string()),
         _column("error", pa.string()),
         _column("turns", pa.int32()),
+        _column("generated_tokens", pa.int64()),
         _column("weight_versions", _list_of(_SPAN)),
+        _column("forks", _list_of(_FORK)),
         _column("renderer", pa.string()),
         _column("environment", pa.string()),
         pa.field("seed", pa.int64()),
@@ -183,9 +201,11 @@ def _numbers(sample: Sample) -> Iterator[tuple[str, Any]]:
     for name in _MAPS:
         for key, value in getattr(sample, name).items():
             yield f"{name}[{key!r}]", value
-    for name in ("rollout_log_probs", "train_log_probs"):
-        for position, value in enumerate(getattr(sample, name)):
-            yield f"{name}[{position}]", value
+    for number, sequence in enumerate(sample.sequences):
+        of = f"forks[{number - 1}]." if number else ""
+        for name in ("rollout_log_probs", "train_log_probs"):
+            for position, value in enumerate(getattr(sequence, name)):
+                yield f"{of}{name}[{position}]", value
 
 
 def _check_schema(schema: pa.Schema, path: Path) -> None:

@@ -27,6 +27,8 @@ METRIC_FIELDS = (
     "reward_mean",
     "pass_rate",
     "response_length_mean",
+    "sampled_tokens",
+    "forks",
     "ending",
     "dropped_groups",
     "causes",
@@ -44,11 +46,12 @@ METRIC_FIELDS = (
     "seconds",
 )
 """What the training loop records of a step: counts, means over the step's samples (`pass_rate` over all of them,
-`reward_mean` over those with a reward), `ending` says whether the step was `full` or why not, `dropped_groups` counts groups
-that were sampled and not trained on by cause, `causes` rollouts by what went wrong with them (those of dropped groups, too),
-`retried` rollouts by why they were run again; then what the optimizer reported (None where it made no step), the engine/trainer
-mismatch in nats, `weight_delta` as max |new - old| over all parameters, the `weight_version` that the engine has after
-the step, and `seconds` by stage."""
+`reward_mean` over those with a reward, `response_length_mean` of their last branches), `sampled_tokens` over all sequences of
+the samples and how many of these are `forks`, `ending` says whether the step was `full` or why not, `dropped_groups` counts
+groups that were sampled and not trained on by cause, `causes` rollouts by what went wrong with them (those of dropped groups,
+too), `retried` rollouts by why they were run again; then what the optimizer reported (None where it made no step), the
+engine/trainer mismatch in nats, `weight_delta` as max |new - old| over all parameters, the `weight_version` that the engine
+has after the step, and `seconds` by stage."""
 
 
 EVAL_KEY = "eval"

@@ -52,8 +52,8 @@ class EnvironmentSection(Section):
     """Name of the renderer that makes token ids of messages; `auto` decides by the model and says which."""
     history: Literal["template", "keep"] = "template"
     """What a later turn makes of earlier ones: `template` renders them as the model's template does, which may drop thinking or
-    change the split of a reply, and then the rollout forks: its last branch is trained on. `keep` keeps every sampled id, so
-    that a conversation is one sequence; renderers call it thinking_retention = "all"."""
+    change the split of a reply, and then the rollout forks: every branch is a sequence to train on, which costs a forward pass
+    of its own. `keep` keeps every sampled id, so that a conversation is one; renderers call it thinking_retention = "all"."""
     max_turns: int = Field(8, ge=1)
     eval_taskset: dict[str, Any] = Field(default_factory=dict)
     """Laid over `taskset` for evaluations, for example another split; empty: they run on the training tasks."""

@@ -1,14 +1,12 @@
 """A finished rollout's trace -> the Sample that is trained on. Pure: reads the trace, decides, changes nothing.
 
-A trace holds a graph of messages, each with the token ids that it adds; a root-to-leaf path (branch) is the exact sequence
-that the model saw and sampled (verifiers/v1/graph.py and trace.py, 0.2.0). Ids are taken as they are, never made again
-from text. The types below are the part of verifiers' classes that is read, so that this module imports no verifiers.
+Token ids and masks are those of the trace's branches, as `branches` unfolds them. The types below are the part of verifiers'
+classes that is read, so that this module imports no verifiers.
 
 Rules
-- One rollout is one sample: the branch of the last reply. Earlier branches (a template that is not append-only, or a
-  harness that compacts) are counted in `timings["forks"]` and not trained on.
-- The response begins at the first sampled token; environment tokens in it have loss mask 0 and log-prob 0.0.
-- A rollout without a sampled token can teach nothing: failed, with the reason. A prompt over the context is truncated.
+- One rollout is one sample: the branch of the last reply is its own sequence, what other branches add are its forks.
+- A rollout whose last branch has no sampled token can teach nothing: failed, with the reason. So is one of which any branch
+  contradicts itself. A prompt over the context is truncated.
 - A failed or aborted rollout, a scoring that failed and a reward that is not finite all leave `reward` None, never 0.
 """
 
@@ -19,28 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from miles_verifiers.samples import Sample, Status, WeightSpan
+from miles_verifiers.rollout.branches import Branch, Node, unfold
+from miles_verifiers.samples import Sample, Status
 from miles_verifiers.wire.transport import Turn
 
 ABORTED = "GenerationAborted"
 """Type name of the error that the transport raises for an aborted request, as traces record it."""
 _ERROR_CHARS = 2000
-
-
-class Node(Protocol):
-    """One message: ids that it adds [n], mask [n] True on sampled ones, log-probs of the sampled ones only."""
-
-    @property
-    def token_ids(self) -> list[int]: ...
-    @property
-    def mask(self) -> list[bool]: ...
-    @property
-    def logprobs(self) -> list[float]: ...
-
-
-class Branch(Protocol):
-    @property
-    def nodes(self) -> Sequence[Node]: ...
 
 
 class TraceError(Protocol):
@@ -51,6 +34,8 @@ class TraceError(Protocol):
 
 
 class Trace(Protocol):
+    @property
+    def nodes(self) -> Sequence[Node]: ...
     @property
     def branches(self) -> Sequence[Branch]: ...
     @property
@@ -110,6 +95,7 @@ def to_sample(rollout: Rollout, origin: Origin) -> Sample:
         prompt=origin.prompt,
         seed=rollout.seed,
         turns=0,
+        generated_tokens=sum(len(turn.token_ids) for turn in rollout.turns),
         timings=dict(rollout.timings),
     )
     if rollout.earlier:
@@ -161,60 +147,19 @@ def _status(trace: Trace, ended: str, problem: str) -> tuple[Status, str]:
 
 
 def _put_tokens(sample: Sample, trace: Trace, turns: Sequence[Turn]) -> str:
-    """Fill in the tokens of the last branch; returns what is wrong with them, or nothing."""
+    """Fill in the tokens of all branches; returns what is wrong with them, or nothing."""
     branches = trace.branches
     if not branches:
         return "no reply was sampled"
-    if len(branches) > 1:
-        sample.timings["forks"] = float(len(branches) - 1)
-    tokens: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    replies: list[list[int]] = []
-    for node in branches[-1].nodes:
-        sampled = [token for token, is_sampled in zip(node.token_ids, node.mask, strict=True) if is_sampled]
-        if len(node.logprobs) != len(sampled):
-            return f"a reply of {len(sampled)} tokens has {len(node.logprobs)} log-probs"
-        values = iter(node.logprobs)
-        tokens += node.token_ids
-        mask += map(int, node.mask)
-        logprobs += [next(values) if is_sampled else 0.0 for is_sampled in node.mask]
-        if sampled:
-            replies.append(sampled)
-    if not replies:
-        sample.tokens = tokens
-        return "the reply is empty: no token was sampled"
-    prompt_len = mask.index(1)
-    sample.tokens = tokens
-    sample.response_length = len(tokens) - prompt_len
-    sample.loss_mask = mask[prompt_len:]
-    sample.rollout_log_probs = logprobs[prompt_len:]
-    sample.turns = len(replies)
-    versions = _versions(replies, turns)
-    if versions is None:
-        return "the weight version of a reply is not known"
-    sample.weight_versions = versions
-    return ""
-
-
-def _versions(replies: Sequence[list[int]], turns: Sequence[Turn]) -> list[WeightSpan] | None:
-    """Weight versions of the branch's sampled tokens, in order, equal neighbours merged; None where a reply has no record.
-
-    A session may hold more turns than the branch (forks, a reply that the harness never saw), so replies find theirs by ids.
-    """
-    spans: list[WeightSpan] = []
-    rest = list(turns)
-    for reply in replies:
-        at = next((i for i, turn in enumerate(rest) if turn.token_ids == reply), None)
-        if at is None:
-            return None
-        for span in rest[at].weight_versions:
-            if spans and spans[-1].version == span.version:
-                spans[-1].count += span.count
-            else:
-                spans.append(WeightSpan(span.version, span.count))
-        del rest[: at + 1]
-    return spans
+    unfolded = unfold(branches, trace.nodes, turns)
+    own, *sample.forks = unfolded.sequences
+    sample.tokens = own.tokens
+    sample.response_length = own.response_length
+    sample.loss_mask = own.loss_mask
+    sample.rollout_log_probs = own.rollout_log_probs
+    sample.weight_versions = own.weight_versions
+    sample.turns = unfolded.replies
+    return unfolded.problem
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:

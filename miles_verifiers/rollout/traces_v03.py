@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from miles_verifiers import errors
-from miles_verifiers.rollout.traces import Branch
+from miles_verifiers.rollout.branches import Branch, Node
 
 CONTEXT_LENGTH = "context_length"
 HARNESS_TIMEOUT = "harness_timeout"
@@ -55,6 +55,7 @@ class NamedError:
 class TraceView:
     """What `traces.Trace` asks for, read off an Env-API trace once."""
 
+    nodes: Sequence[Node]
     branches: Sequence[Branch]
     rewards: dict[str, float]
     metrics: dict[str, float]
@@ -75,6 +76,7 @@ def view_of(trace: Any) -> TraceView:
     timed_out = trace.stop_condition == "agent_timeout" or (error is not None and "agent timeout: " in error.message)
     stop_condition = CONTEXT_LENGTH if over_context else HARNESS_TIMEOUT if timed_out else trace.stop_condition
     return TraceView(
+        nodes=trace.nodes,
         branches=[branch for branch in trace.branches if getattr(branch, "trainable", True)],
         rewards={name: reward.value for name, reward in trace.rewards.items() if reward is not None},
         metrics={name: value for name, value in trace.metrics.items() if value is not None},

@@ -99,7 +99,10 @@ class Loop:
             [as_row(sample) for sample in samples], step + 1, self._tick(f"step {step + 1}: training")
         )
         for sample in samples:
-            sample.train_log_probs = result["train_log_probs"].get(sample.index, [])
+            unseen: list[list[float]] = [[] for _ in sample.sequences]
+            seen = result["train_log_probs"].get(sample.index, unseen)
+            for sequence, log_probs in zip(sample.sequences, seen, strict=True):
+                sequence.train_log_probs = log_probs
         clock.lap("train")
         dump.write_rollout(self._run.path, step, samples)
         self._sync(step + 1)

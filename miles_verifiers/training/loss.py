@@ -1,6 +1,6 @@
 """The clipped policy loss and the engine/trainer mismatch, over flat lists of tokens. Torch only, no Megatron.
 
-Axis legend: [N] response tokens of several samples, one after another.
+Axis legend: [N] response tokens of several sequences, one after another.
 
 Both results come as sums, not means: micro-batches and data parallel ranks hold unequal numbers of tokens, and only sums
 add up to the value of the whole batch.
@@ -95,12 +95,18 @@ def policy_loss(
     r = exp(log_probs - old_log_probs), per token. The objective is PPO's (Schulman et al. 2017, arXiv:1707.06347, eq. 7);
     the two bounds and the division by the tokens of the whole batch are DAPO's (Yu et al. 2025, arXiv:2503.14476, eq. 8).
 
+    Over the rollouts i of an optimizer step, each with sequences S_i (its own and its forks') that train |o_i| tokens in all:
+
+        loss = - sum_i sum_{s in S_i} sum_{t trained in s} min(r_t A_i, clip(r_t) A_i)  /  sum_i |o_i|
+
+    A rollout weighs by the tokens that it sampled, each of them once, in however many sequences they lie.
+
     Args:
         log_probs: [N] of the weights in training, nats; the gradient flows through it.
         old_log_probs: [N] of the weights that sampled.
         advantages: [N] the advantage of each token's sample.
         loss_mask: [N] 1 where the token counts, else 0; what the other tensors hold there does not matter.
-        total_tokens: masked tokens of the whole optimizer step, over all micro-batches and ranks.
+        total_tokens: masked tokens of the whole optimizer step, over all sequences, micro-batches and ranks.
 
     Returns the scalar loss and detached sums. Raises TrainerError if shapes differ or total_tokens is not positive.
     """

@@ -25,7 +25,7 @@ def step_record(
     samples = batch.samples
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     passed = [sample.metrics.get(config.verify.pass_metric, 0.0) for sample in samples]
-    sampled = sum(sum(sample.loss_mask) for sample in samples)
+    sampled = sum(sample.sampled_tokens for sample in samples)
     trained = (
         "loss",
         "grad_norm",
@@ -46,6 +46,8 @@ def step_record(
         "reward_mean": _mean(rewards) if rewards else None,  # unscored is not zero
         "pass_rate": _mean(passed),
         "response_length_mean": _mean([float(sample.response_length) for sample in samples]),
+        "sampled_tokens": sampled,
+        "forks": sum(len(sample.forks) for sample in samples),
         "ending": batch.ending,
         "dropped_groups": batch.dropped,
         "causes": batch.causes,

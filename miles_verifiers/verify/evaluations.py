@@ -8,7 +8,7 @@ from dataclasses import asdict
 from miles_verifiers.metrics import EVAL_KEY
 from miles_verifiers.rollout.evaluation import evaluation_due, summary
 from miles_verifiers.verify.rule import Problem, Rule, rule
-from miles_verifiers.verify.run import Run
+from miles_verifiers.verify.run import Run, sequences
 
 _TOLERANCE = 1e-9
 """The figures are computed anew from the same numbers, which the dump keeps exactly."""
@@ -34,10 +34,10 @@ def evaluation_files(run: Run) -> Iterator[Problem]:
 def evaluation_weights(run: Run) -> Iterator[Problem]:
     """Every sampled token of an evaluation before step k was made by weight version k."""
     for evaluation in run.evaluations:
-        for number, sample in enumerate(evaluation.samples):
-            strange = sorted({span.version for span in sample.weight_versions} - {str(evaluation.step)})
+        for where, _, sequence in sequences(evaluation.placed()):
+            strange = sorted({span.version for span in sequence.weight_versions} - {str(evaluation.step)})
             if strange:
-                yield Problem(evaluation.row(number), f"weight versions {strange}, expected '{evaluation.step}'")
+                yield Problem(where, f"weight versions {strange}, expected '{evaluation.step}'")
 
 
 @rule(asked=_asked)

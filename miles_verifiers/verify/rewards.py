@@ -57,7 +57,7 @@ def reward_names(run: Run) -> Iterator[Problem]:
 def reward_sums(run: Run) -> Iterator[Problem]:
     """The reward that was trained on is the sum of the named rewards, or the one named by reward_key."""
     for rollout in run.rollouts:
-        rows = [(rollout.row(number), sample) for number, sample in enumerate(rollout.samples)]
+        rows = list(rollout.placed())
         pairs = [(where, s.reward, _named_reward(run, s)) for where, s in rows if s.reward is not None]
         if run.config.rollout.reward_control == "shuffle":
             # Dealt out anew among the samples of the step, so that only the collection is the same.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,7 @@ from miles_verifiers.manifest import Manifest
 from miles_verifiers.metrics import load_metrics
 from miles_verifiers.progress import report
 from miles_verifiers.rundir import RunDir
-from miles_verifiers.samples import Sample
+from miles_verifiers.samples import Sample, TokenSequence
 from miles_verifiers.settings import RunConfig
 
 
@@ -28,9 +28,10 @@ class Rollout:
     """The file, relative to the run directory."""
     samples: list[Sample]
 
-    def row(self, number: int) -> str:
-        """The place of a sample, for findings; rows count from 0."""
-        return f"{self.name} row {number}"
+    def placed(self) -> Iterator[tuple[str, Sample]]:
+        """Every sample with its place, for findings; rows count from 0."""
+        for number, sample in enumerate(self.samples):
+            yield f"{self.name} row {number}", sample
 
     def groups(self) -> dict[int, list[Sample]]:
         """The samples by group index, in order of appearance."""
@@ -87,8 +88,7 @@ class Run:
     def samples(self) -> Iterator[tuple[str, Sample]]:
         """Every sample of the run with its place."""
         for rollout in self.rollouts:
-            for number, sample in enumerate(rollout.samples):
-                yield rollout.row(number), sample
+            yield from rollout.placed()
 
     def groups(self) -> Iterator[tuple[str, list[Sample]]]:
         """Every group of the run with its place."""
@@ -135,6 +135,13 @@ class Run:
             self.vocab_size = _vocab_size(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             self.unreadable.append((path.relative_to(self.folder).as_posix(), f"no vocabulary size: {error}"))
+
+
+def sequences(samples: Iterable[tuple[str, Sample]]) -> Iterator[tuple[str, Sample, TokenSequence]]:
+    """Every token sequence of placed samples, with its place and its sample; forks count from 1."""
+    for where, sample in samples:
+        for number, sequence in enumerate(sample.sequences):
+            yield (f"{where} fork {number}" if number else where), sample, sequence
 
 
 def _vocab_size(model: Any) -> int:

@@ -9,7 +9,7 @@ from miles_verifiers.metrics import METRIC_FIELDS
 from miles_verifiers.rollout.causes import EQUAL_REWARDS
 from miles_verifiers.samples import STATUSES
 from miles_verifiers.verify.rule import Problem, Rule, rule
-from miles_verifiers.verify.run import Run
+from miles_verifiers.verify.run import Run, sequences
 
 _REASON_LENGTH = 300
 """Characters of a rollout's error that a finding quotes; the dump has all of it."""
@@ -132,33 +132,50 @@ def some_completed(run: Run) -> Iterator[Problem]:
 @rule()
 def lengths(run: Run) -> Iterator[Problem]:
     """Log-probs, loss mask and response have one length, and the response lies within the tokens."""
-    for where, sample in run.samples():
-        length = sample.response_length
-        for name, values in (("loss_mask", sample.loss_mask), ("rollout_log_probs", sample.rollout_log_probs)):
+    for where, _, sequence in sequences(run.samples()):
+        length = sequence.response_length
+        for name, values in (("loss_mask", sequence.loss_mask), ("rollout_log_probs", sequence.rollout_log_probs)):
             if len(values) != length:
                 yield Problem(where, f"{len(values)} entries in {name}, response_length is {length}")
-        if not 0 <= length <= len(sample.tokens):
-            yield Problem(where, f"response_length {length} with {len(sample.tokens)} tokens")
+        if not 0 <= length <= len(sequence.tokens):
+            yield Problem(where, f"response_length {length} with {len(sequence.tokens)} tokens")
 
 
 @rule()
 def loss_masks(run: Run) -> Iterator[Problem]:
-    """The loss mask is 0 or 1, and a completed rollout has sampled something."""
-    for where, sample in run.samples():
-        others = sorted(set(sample.loss_mask) - {0, 1})
+    """The loss mask is 0 or 1, and every sequence of a completed rollout trains a token."""
+    for where, sample, sequence in sequences(run.samples()):
+        others = sorted(set(sequence.loss_mask) - {0, 1})
         if others:
             yield Problem(where, f"loss_mask has {others}")
-        if sample.status == "completed" and not any(sample.loss_mask):
+        if sample.status == "completed" and not any(sequence.loss_mask):
             yield Problem(where, "completed without a sampled token")
+
+
+@rule()
+def trained_once(run: Run) -> Iterator[Problem]:
+    """No sampled token is trained twice: forks train nothing that they share, and none trains what no engine sampled."""
+    for where, sample in run.samples():
+        if sample.sampled_tokens > sample.generated_tokens:
+            yield Problem(
+                where, f"{sample.sampled_tokens} trained tokens, the engine sampled {sample.generated_tokens}"
+            )
+        for number, fork in enumerate(sample.forks, start=1):
+            shared, place = fork.shared_length, f"{where} fork {number}"
+            if not any(fork.tokens[:shared] == earlier.tokens[:shared] for earlier in sample.sequences[:number]):
+                yield Problem(place, f"its first {shared} tokens are those of no sequence before it")
+            repeated = sum(fork.loss_mask[: max(0, shared - (len(fork.tokens) - fork.response_length))])
+            if repeated:
+                yield Problem(place, f"{repeated} of its first {shared} tokens are trained again")
 
 
 @rule()
 def prompts(run: Run) -> Iterator[Problem]:
     """Every sequence starts with at least one prompt token."""
-    for where, sample in run.samples():
+    for where, sample, sequence in sequences(run.samples()):
         # A rollout that failed before its first request has no tokens at all.
-        if (sample.tokens or sample.usable) and sample.response_length >= len(sample.tokens):
-            yield Problem(where, f"the response is all of the {len(sample.tokens)} tokens")
+        if (sequence.tokens or sample.usable) and sequence.response_length >= len(sequence.tokens):
+            yield Problem(where, f"the response is all of the {len(sequence.tokens)} tokens")
 
 
 @rule()
@@ -167,24 +184,24 @@ def vocabulary(run: Run) -> Iterator[Problem]:
     if run.vocab_size is None:
         yield Problem("", "the model's vocabulary size is not known")
         return
-    for where, sample in run.samples():
-        outside = [token for token in sample.tokens if not 0 <= token < run.vocab_size]
+    for where, _, sequence in sequences(run.samples()):
+        outside = [token for token in sequence.tokens if not 0 <= token < run.vocab_size]
         if outside:
             yield Problem(where, f"{len(outside)} ids outside 0..{run.vocab_size - 1}, the first is {outside[0]}")
 
 
 @rule()
 def rollout_log_probs(run: Run) -> Iterator[Problem]:
-    """The engine's log-probs are finite and at most 0, and exactly 0 where the environment wrote the token."""
-    for where, sample in run.samples():
-        for position, value in enumerate(sample.rollout_log_probs):
+    """The engine's log-probs are finite and at most 0, and exactly 0 where the token is not trained."""
+    for where, _, sequence in sequences(run.samples()):
+        for position, value in enumerate(sequence.rollout_log_probs):
             if not math.isfinite(value) or value > 0:
                 yield Problem(where, f"rollout_log_probs[{position}] = {value}")
                 break
         # Lengths that differ are the finding of another rule.
-        for position, (value, mask) in enumerate(zip(sample.rollout_log_probs, sample.loss_mask, strict=False)):
+        for position, (value, mask) in enumerate(zip(sequence.rollout_log_probs, sequence.loss_mask, strict=False)):
             if mask == 0 and value != 0:
-                yield Problem(where, f"rollout_log_probs[{position}] = {value} for a token that was not sampled")
+                yield Problem(where, f"rollout_log_probs[{position}] = {value} for a token that is not trained")
                 break
 
 
@@ -202,6 +219,7 @@ RULES: tuple[Rule, ...] = (
     some_completed,
     lengths,
     loss_masks,
+    trained_once,
     prompts,
     vocabulary,
     rollout_log_probs,

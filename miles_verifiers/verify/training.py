@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from miles_verifiers.manifest import WEIGHTS_AFTER, WEIGHTS_BEFORE
-from miles_verifiers.samples import Sample
+from miles_verifiers.samples import Sample, TokenSequence
 from miles_verifiers.statistics import fisher_greater
 from miles_verifiers.verify.rule import Problem, Rule, rule
-from miles_verifiers.verify.run import Rollout, Run
+from miles_verifiers.verify.run import Rollout, Run, sequences
 
 _REPORTED_TOLERANCE = 1e-6
 """Nats. The trainer averages float32 numbers of size 1 to 10, whose last bit is about 1e-7 to 1e-6."""
@@ -21,14 +21,14 @@ _LEVEL = 0.01
 
 
 def token_differences(samples: list[Sample]) -> list[float]:
-    """|engine - trainer| in nats of every sampled token, over the samples that have both log-probs."""
+    """|engine - trainer| in nats of every trained token, over the usable samples' sequences that have both log-probs."""
     return [
         abs(engine - trainer)
         for sample in samples
-        if sample.usable and len(sample.train_log_probs) == len(sample.rollout_log_probs) == len(sample.loss_mask)
-        for engine, trainer, mask in zip(
-            sample.rollout_log_probs, sample.train_log_probs, sample.loss_mask, strict=True
-        )
+        if sample.usable
+        for own in sample.sequences
+        if len(own.train_log_probs) == len(own.rollout_log_probs) == len(own.loss_mask)
+        for engine, trainer, mask in zip(own.rollout_log_probs, own.train_log_probs, own.loss_mask, strict=True)
         if mask
     ]
 
@@ -47,7 +47,11 @@ def _comparable(run: Run, rollout: Rollout) -> list[Sample]:
     if run.config.rollout.surplus_groups == "rerun":
         return rollout.samples
     now = str(rollout.step)
-    return [sample for sample in rollout.samples if all(span.version == now for span in sample.weight_versions)]
+    return [sample for sample in rollout.samples if _versions(sample.sequences) <= {now}]
+
+
+def _versions(sequences: Iterable[TokenSequence]) -> set[str]:
+    return {span.version for sequence in sequences for span in sequence.weight_versions}
 
 
 @rule()
@@ -56,22 +60,22 @@ def weight_versions(run: Run) -> Iterator[Problem]:
     for rollout in run.rollouts:
         first = 0 if run.config.rollout.surplus_groups == "keep" else rollout.step
         allowed = {str(version) for version in range(first, rollout.step + 1)}
-        for number, sample in enumerate(rollout.samples):
-            strange = sorted({span.version for span in sample.weight_versions} - allowed)
-            counted, sampled = sum(span.count for span in sample.weight_versions), sum(sample.loss_mask)
+        for where, _, sequence in sequences(rollout.placed()):
+            strange = sorted(_versions([sequence]) - allowed)
+            counted, trained = sum(span.count for span in sequence.weight_versions), sum(sequence.loss_mask)
             if strange:
-                yield Problem(rollout.row(number), f"weight versions {strange}, expected '{rollout.step}'")
-            if counted != sampled:
-                yield Problem(rollout.row(number), f"weight versions of {counted} tokens, {sampled} were sampled")
+                yield Problem(where, f"weight versions {strange}, expected '{rollout.step}'")
+            if counted != trained:
+                yield Problem(where, f"weight versions of {counted} tokens, {trained} are trained")
 
 
 @rule()
 def train_log_probs(run: Run) -> Iterator[Problem]:
-    """Every sample that training may use has the trainer's log-probs, finite and at most 0."""
-    for where, sample in run.samples():
-        values = sample.train_log_probs
-        if len(values) != sample.response_length and (values or sample.usable):
-            yield Problem(where, f"{len(values)} train_log_probs, response_length is {sample.response_length}")
+    """Every sequence that training may use has the trainer's log-probs, finite and at most 0."""
+    for where, sample, sequence in sequences(run.samples()):
+        values = sequence.train_log_probs
+        if len(values) != sequence.response_length and (values or sample.usable):
+            yield Problem(where, f"{len(values)} train_log_probs, response_length is {sequence.response_length}")
         bad = [value for value in values if not value <= _POSITIVE_TOLERANCE or not math.isfinite(value)]
         if bad:
             yield Problem(where, f"train_log_probs has {bad[0]}")
@@ -129,6 +133,8 @@ def _expected_metrics(run: Run, rollout: Rollout) -> dict[str, float | None]:
         "samples": len(samples),
         "groups": len(rollout.groups()),
         "failed": sum(sample.status in ("failed", "aborted") for sample in samples),
+        "sampled_tokens": sum(sample.sampled_tokens for sample in samples),
+        "forks": sum(len(sample.forks) for sample in samples),
         "pass_rate": sum(run.passed(sample) for sample in samples) / len(samples) if samples else None,
         "reward_mean": math.fsum(rewards) / len(rewards) if rewards else None,
         "weight_version": rollout.step + 1,

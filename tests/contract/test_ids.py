@@ -16,6 +16,7 @@ from renderers.base import load_tokenizer
 from rollouts import worker
 
 from miles_verifiers.provision import model_tiny
+from miles_verifiers.samples import from_row
 
 TEXT = "for i in range(10): print(i, 'words and things') # is it so?\n"
 
@@ -71,15 +72,19 @@ async def test_a_samples_ids_are_those_that_the_engine_saw(
     exchanges = {(*prompt, *reply): len(reply) for prompt, reply in splitter.exchanges}
     forked = 0
     for row in rows:
-        assert (row["status"], row["error"]) == ("completed", "")
-        last_reply = exchanges[tuple(row["tokens"])]
-        assert row["loss_mask"][-last_reply:] == [1] * last_reply
-        if "forks" in row["timings"]:
+        sample = from_row(row)
+        assert (sample.status, sample.error, sample.turns) == ("completed", "", 2)
+        last_reply = exchanges[tuple(sample.tokens)]
+        assert sample.loss_mask[-last_reply:] == [1] * last_reply
+        if sample.forks:
             forked += 1
-            assert row["loss_mask"] == [1] * last_reply  # the first turn is another branch, not trained on
+            assert sample.loss_mask == [1] * last_reply
+            (fork,) = sample.forks  # the first turn is another branch
+            first_reply = exchanges[tuple(fork.tokens)]
+            assert fork.loss_mask == [1] * first_reply
         else:
             earlier = [(*p, *r) for p, r in splitter.exchanges if tuple(row["tokens"][: len(p) + len(r)]) == (*p, *r)]
             first_reply = exchanges[min(earlier, key=len)]
-            assert sum(row["loss_mask"]) == first_reply + last_reply
+        assert sample.sampled_tokens == sample.generated_tokens == first_reply + last_reply
     # Rendering anew loses every reply in an odd split; keeping the history loses none.
     assert forked == 0 if history == "keep" else forked > 0

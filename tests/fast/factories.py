@@ -15,7 +15,7 @@ import tomli_w
 
 from miles_verifiers import config, dump
 from miles_verifiers.manifest import Manifest
-from miles_verifiers.samples import Sample, WeightSpan
+from miles_verifiers.samples import Fork, Sample, WeightSpan
 from miles_verifiers.settings import RunConfig
 
 VOCAB_SIZE = 32
@@ -68,12 +68,26 @@ def sample(index: int = 0, step: int = 0, row: tuple[float, ...] = ONE_WINNER[0]
         status="completed",
         stop_condition="agent_completed",
         weight_versions=[WeightSpan(str(step), 2)],
+        generated_tokens=2,
         renderer="default",
         environment="golf",
         seed=7,
         prompt="Print hello.",
         response="print('hello')",
         timings={"generation": 0.5, "total": 0.75},
+    )
+
+
+def fork(step: int = 0) -> Fork:
+    """Two further sampled tokens of any sample above: asked anew after its first two ids."""
+    return Fork(
+        tokens=[*PROMPT[:2], 7, 24, 25, 2],
+        response_length=3,
+        loss_mask=[1, 0, 1],
+        rollout_log_probs=[ENGINE[0], 0.0, ENGINE[1]],
+        train_log_probs=[TRAINER[0], -3.0, TRAINER[1]],
+        weight_versions=[WeightSpan(str(step), 2)],
+        shared_length=2,
     )
 
 
@@ -88,6 +102,8 @@ def metrics_record(step: int, *, pass_rate: float, reward_mean: float) -> dict[s
         "reward_mean": reward_mean,
         "pass_rate": pass_rate,
         "response_length_mean": 2.0,
+        "sampled_tokens": 16,
+        "forks": 0,
         "ending": "full",
         "dropped_groups": {},
         "causes": {},
@@ -155,6 +171,17 @@ def good_run() -> Draft:
         metrics_record(1, pass_rate=3 / 8, reward_mean=0.625),
     ]
     return Draft(config_table(), steps, metrics, {"before": "aa", "after": "bb"}, {"vocab_size": VOCAB_SIZE})
+
+
+def forked_run() -> Draft:
+    """The good run, of which two rollouts of step 1 forked, one of them twice. The mean mismatch stays what it was."""
+    draft = good_run()
+    for number, forks in ((3, 1), (6, 2)):
+        member = draft.steps[1][number]
+        member.forks = [fork(step=1) for _ in range(forks)]
+        member.turns, member.generated_tokens = 1 + 2 * forks, 2 + 2 * forks
+    draft.metrics[1].update(sampled_tokens=22, forks=3)
+    return draft
 
 
 def evaluated_run() -> Draft:

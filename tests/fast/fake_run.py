@@ -92,18 +92,27 @@ class FakeBackend:
     def _ids(self, number: int) -> list[int]:
         return [10 + number % 80, 2]
 
+    def _replies(self, number: int) -> list[list[int]]:
+        """Of the rollout's branches; two thirds of the rollouts have two."""
+        forks = number // 42 % 3 > 0
+        return [[90, 91, 2], self._ids(number)] if forks else [self._ids(number)]
+
     def _turns(self, number: int) -> list[Turn]:
-        return [Turn(self._ids(number), [WeightSpan(self._weights.version, 2)], prompt_tokens=2, seconds=0.0)]
+        return [
+            Turn(ids, [WeightSpan(self._weights.version, len(ids))], prompt_tokens=2, seconds=0.0)
+            for ids in self._replies(number)
+        ]
 
     def _trace(self, number: int) -> Any:
-        nodes = [
-            SimpleNamespace(
-                token_ids=[5, 6, *self._ids(number)], mask=[False, False, True, True], logprobs=[-0.5, -0.1]
-            )
+        asked = SimpleNamespace(token_ids=[5, 6], mask=[False, False], logprobs=[])
+        said = [
+            SimpleNamespace(token_ids=ids, mask=[True] * len(ids), logprobs=[-0.5, -0.1, -0.2][: len(ids)])
+            for ids in self._replies(number)
         ]
         failed = SimpleNamespace(type="HarnessError", message="it broke")
         return SimpleNamespace(
-            branches=[SimpleNamespace(nodes=nodes)],
+            nodes=[asked, *said],
+            branches=[SimpleNamespace(nodes=[asked, reply]) for reply in said],
             rewards={"right": float(number // 7 % 2)},
             metrics={"passed": float(number // 7 % 2)},
             error=None if number % 6 else failed,
@@ -196,7 +205,9 @@ class FakeTrainers:
             **dict.fromkeys(figures, 0.0),
             "optimizer_steps": 1,
             "seconds": {},
-            "train_log_probs": {row["index"]: row["rollout_log_probs"] for row in rows},
+            "train_log_probs": {
+                row["index"]: [own["rollout_log_probs"] for own in (row, *row["forks"])] for row in rows
+            },
         }
 
     def export_hf(self, folder: Path) -> None:

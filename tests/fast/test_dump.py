@@ -10,17 +10,28 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from factories import sample
+from factories import fork, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miles_verifiers import dump
 from miles_verifiers.errors import DumpError, HostError
-from miles_verifiers.samples import STATUSES, Sample, WeightSpan
+from miles_verifiers.samples import STATUSES, Fork, Sample, WeightSpan
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 named = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), finite, max_size=3)
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+spans = st.lists(st.builds(WeightSpan, text, st.integers(0, 2**31 - 1)), max_size=3)
+forks = st.builds(
+    Fork,
+    tokens=st.lists(st.integers(0, 2**31 - 1), max_size=6),
+    response_length=st.integers(0, 2**31 - 1),
+    loss_mask=st.lists(st.integers(0, 1), max_size=6),
+    rollout_log_probs=st.lists(finite, max_size=6),
+    train_log_probs=st.lists(finite, max_size=6),
+    weight_versions=spans,
+    shared_length=st.integers(0, 2**31 - 1),
+)
 samples = st.builds(
     Sample,
     group_index=st.integers(0, 2**62),
@@ -39,7 +50,9 @@ samples = st.builds(
     stop_condition=text,
     error=text,
     turns=st.integers(0, 100),
-    weight_versions=st.lists(st.builds(WeightSpan, text, st.integers(0, 2**31 - 1)), max_size=3),
+    generated_tokens=st.integers(0, 2**62),
+    weight_versions=spans,
+    forks=st.lists(forks, max_size=2),
     renderer=text,
     environment=text,
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
@@ -58,6 +71,9 @@ def test_samples_come_back_exactly(rows: list[Sample], tmp_path_factory: pytest.
 
 def test_the_schema_names_every_field_of_a_sample() -> None:
     assert [field.name for field in fields(Sample)] == dump.SCHEMA.names
+    assert [field.name for field in fields(Fork)] == [
+        field.name for field in dump.SCHEMA.field("forks").type.value_type
+    ]
 
 
 def test_files_lie_where_the_design_says_and_are_listed_by_step(tmp_path: Path) -> None:
@@ -74,7 +90,7 @@ def test_files_lie_where_the_design_says_and_are_listed_by_step(tmp_path: Path) 
 def test_any_reader_sees_plain_columns_and_our_version(tmp_path: Path) -> None:
     file = pq.ParquetFile(dump.write_rollout(tmp_path, 0, [sample()]))
     metadata = file.schema_arrow.metadata
-    assert metadata[b"miles_verifiers.schema_version"] == b"1"
+    assert metadata[b"miles_verifiers.schema_version"] == b"2"
     assert metadata[b"miles_verifiers.kind"] == b"rollout"
     assert b"pandas" not in metadata
     column = file.schema_arrow.field("rollout_log_probs")
@@ -114,6 +130,14 @@ def _with(**values: object) -> Sample:
         (_with(timings={"total": None}), r"sample 5 has timings\['total'\] = None"),
         (_with(rollout_log_probs=[-0.5, math.nan]), r"sample 5 has rollout_log_probs\[1\] = nan"),
         (_with(rollout_log_probs=[-0.5, None]), r"sample 5 has rollout_log_probs\[1\] = None"),
+        (
+            _with(forks=[Fork(rollout_log_probs=[0.0, math.nan])]),
+            r"sample 5 has forks\[0\].rollout_log_probs\[1\] = nan",
+        ),
+        (
+            _with(forks=[fork(), Fork(train_log_probs=[math.inf])]),
+            r"sample 5 has forks\[1\].train_log_probs\[0\] = inf",
+        ),
         (_with(train_log_probs=[-math.inf]), r"sample 5 has train_log_probs\[0\] = -inf"),
         (_with(tokens=[2**31]), "cannot hold"),
         (_with(tokens=["a"]), "cannot hold"),
@@ -158,8 +182,13 @@ def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     pq.write_table(change(pq.read_table(path)), path)
 
 
-def _newer(table: pa.Table) -> pa.Table:
-    return table.replace_schema_metadata({**table.schema.metadata, b"miles_verifiers.schema_version": b"2"})
+def _version(table: pa.Table, version: int) -> pa.Table:
+    return table.replace_schema_metadata({**table.schema.metadata, b"miles_verifiers.schema_version": b"%d" % version})
+
+
+def _before_forks(table: pa.Table) -> pa.Table:
+    """A file of the schema's first version."""
+    return _version(table.drop_columns(["forks", "generated_tokens"]), 1)
 
 
 def test_files_that_are_not_ours_are_refused_by_name(tmp_path: Path) -> None:
@@ -175,5 +204,6 @@ def test_files_that_are_not_ours_are_refused_by_name(tmp_path: Path) -> None:
     assert "not a readable Parquet file" in refusal(lambda p: p.write_bytes(b"hello"))
     assert "not a readable Parquet file" in refusal(lambda p: p.write_bytes(p.read_bytes()[:-9]))
     assert "not a rollout file" in refusal(lambda p: _rewrite(p, lambda t: t.replace_schema_metadata(None)))
-    assert "schema version 2" in refusal(lambda p: _rewrite(p, _newer))
+    assert "schema version 3, this program reads 2" in refusal(lambda p: _rewrite(p, lambda t: _version(t, 3)))
+    assert "schema version 1, this program reads 2" in refusal(lambda p: _rewrite(p, _before_forks))
     assert "seed: int64" in refusal(lambda p: _rewrite(p, lambda t: t.drop_columns("seed")))

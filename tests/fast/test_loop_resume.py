@@ -160,6 +160,24 @@ def test_keeping_makes_a_buffer_and_rerunning_none(tmp_path: Path) -> None:
     assert min(kept["keep"]) < 0
 
 
+def test_forks_come_with_their_samples_to_the_trainer_the_dump_and_the_checkpoint(tmp_path: Path) -> None:
+    """The runs above have some, also in groups that a step left over."""
+    folder = prepared(tmp_path / "run", surplus_groups="keep")
+    fake_run.run(folder, pace=0.0)
+    for kind in ("rollout", "eval"):
+        forks = [fork for row in trained(folder, kind) for fork in row["forks"]]
+        assert {tuple(fork["tokens"]) for fork in forks} == {(5, 6, 90, 91, 2)}
+        assert {tuple(fork["train_log_probs"]) for fork in forks} == {(-0.5, -0.1, -0.2) if kind == "rollout" else ()}
+    kept = 0
+    for record, (step, path) in zip(load_metrics(folder).records, dump.rollout_files(folder).items(), strict=True):
+        samples = dump.read_rollout(path)
+        forks_of_step = [fork for sample in samples for fork in sample.forks]
+        assert record["forks"] == len(forks_of_step)
+        assert record["sampled_tokens"] == 2 * len(samples) + 3 * len(forks_of_step)
+        kept += sum(fork.weight_versions[0].version < str(step) for fork in forks_of_step)
+    assert kept > 0  # these were part of a checkpoint
+
+
 @pytest.mark.parametrize("surplus", ["rerun", "keep"])
 def test_without_the_cursor_a_resumed_run_would_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, surplus: str

@@ -51,8 +51,16 @@ class Branch:
     trainable: bool = True
 
 
+def said(*ids: int, lead: int = 4) -> Node:
+    return Node([lead, *ids], [False] + [True] * len(ids), [-0.5] * len(ids))
+
+
+def turn(*ids: int) -> Turn:
+    return Turn([*ids], [WeightSpan("3", len(ids))], prompt_tokens=1, seconds=0.1)
+
+
 def reply(*ids: int) -> Branch:
-    return Branch([Node([1, *ids], [False] + [True] * len(ids), [-0.5] * len(ids))])
+    return Branch([said(*ids, lead=1)])
 
 
 @dataclass
@@ -67,10 +75,14 @@ class Trace:
     is_truncated: bool = False
     last_reply: str = "it"
 
+    @property
+    def nodes(self) -> list[Node]:
+        """Every message once, branch by branch."""
+        return list({id(node): node for branch in self.branches for node in branch.nodes}.values())
 
-def sample_of(trace: Trace) -> Sample:
-    turns = [Turn([7, 2], [WeightSpan("3", 2)], prompt_tokens=1, seconds=0.1)]
-    rollout = Rollout(view_of(trace), turns, scoring_error=scoring_problem(trace))
+
+def sample_of(trace: Trace, *turns: Turn) -> Sample:
+    rollout = Rollout(view_of(trace), turns or [turn(7, 2)], scoring_error=scoring_problem(trace))
     return to_sample(rollout, Origin(0, 0, 0, "env", "qwen3"))
 
 
@@ -148,8 +160,23 @@ def test_another_refusal_is_no_full_context() -> None:
 
 
 def test_branches_that_are_not_to_be_trained_are_left_out() -> None:
-    thrown_away = Branch(reply(9, 9).nodes, trainable=False)
-    assert sample_of(Trace(branches=[reply(7, 2), thrown_away])).tokens == [1, 7, 2]
+    """A compaction that 0.4.0 tried, and the harness did not resume from; another that it did resume from."""
+    question = Node([1, 5], [False, False], [])
+    answer, summary = said(7, 2), said(9, 2)
+    thrown_away = Branch([question, answer, said(6, 6)], trainable=False)
+    accepted = Branch([question, answer, summary])
+    resumed = Branch([Node([1, 9], [False, False], []), said(8, 2)])
+    turns = [turn(7, 2), turn(6, 6), turn(9, 2), turn(8, 2)]
+    sample = sample_of(Trace(branches=[thrown_away, accepted, resumed]), *turns)
+    assert (sample.tokens, sample.turns) == ([1, 9, 4, 8, 2], 3)
+    assert [fork.tokens for fork in sample.forks] == [[1, 5, 4, 7, 2, 4, 9, 2]]
+    assert (sample.sampled_tokens, sample.generated_tokens) == (6, 8)
+    # Control: in 0.3.1, which marks none, all that was sampled is trained on.
+    for branch in (thrown_away, accepted, resumed):
+        branch.trainable = True
+    sample = sample_of(Trace(branches=[thrown_away, accepted, resumed]), *turns)
+    assert [fork.tokens for fork in sample.forks] == [[1, 5, 4, 7, 2, 4, 6, 6], [1, 5, 4, 7, 2, 4, 9, 2]]
+    assert (sample.sampled_tokens, sample.generated_tokens, sample.forks[1].loss_mask) == (8, 8, [1, 1])
 
 
 def said_by_openai(error: errors.WireError) -> str:

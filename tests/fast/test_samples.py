@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from factories import sample
+from factories import fork, sample
 
-from miles_verifiers.samples import Sample, as_row, from_row
+from miles_verifiers.samples import Fork, Sample, as_row, from_row
 
 
 def test_rows_are_plain_and_come_back_the_same() -> None:
@@ -19,6 +19,24 @@ def test_rows_are_plain_and_come_back_the_same() -> None:
     assert row["weight_versions"] == [{"version": "0", "count": 2}]
     assert from_row(json.loads(json.dumps(row))) == original
     assert from_row(as_row(Sample(0, 0, 0))) == Sample(0, 0, 0)
+
+
+def test_forks_are_rows_of_their_own_within_the_row() -> None:
+    original = replace(sample(5), forks=[fork(), Fork()])
+    row = as_row(original)
+    assert list(row["forks"][0]) == [field.name for field in fields(Fork)]
+    assert row["forks"][0]["weight_versions"] == [{"version": "0", "count": 2}]
+    assert from_row(json.loads(json.dumps(row))) == original
+    with pytest.raises(TypeError, match="colour"):
+        from_row({**row, "forks": [{**row["forks"][0], "colour": "red"}]})
+
+
+def test_all_sequences_count() -> None:
+    original = sample()
+    assert (original.sequences, original.sampled_tokens) == ([original], 2)
+    forked = replace(original, forks=[fork(), fork()])
+    assert forked.sequences == [forked, *forked.forks]
+    assert forked.sampled_tokens == 6
 
 
 def test_a_row_with_an_unknown_key_is_refused() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import ENGINE, Draft, evaluated_run, good_run, sample
+from factories import ENGINE, PROMPT, TRAINER, Draft, evaluated_run, fork, forked_run, good_run, sample
 
 from miles_verifiers import verify as verification
 from miles_verifiers.errors import VerificationFailed
-from miles_verifiers.samples import Sample, WeightSpan
+from miles_verifiers.samples import Fork, Sample, WeightSpan
 from miles_verifiers.verify import Report, verify
 
 
@@ -39,7 +39,9 @@ def test_a_run_may_end_when_its_tasks_do(tmp_path: Path) -> None:
     draft = good_run()
     draft.configure(training={"num_steps": 9})
     del draft.steps[1][4:]
-    draft.metrics[1].update(ending="tasks ran out", samples=4, groups=1, pass_rate=0.5, reward_mean=0.75)
+    draft.metrics[1].update(
+        ending="tasks ran out", samples=4, groups=1, sampled_tokens=8, pass_rate=0.5, reward_mean=0.75
+    )
     assert judged(draft, tmp_path / "run").findings == []
 
 
@@ -208,7 +210,7 @@ def everything_truncated(draft: Draft) -> None:
             member.status = "truncated"
 
 
-@case("lengths train_log_probs", ROW_3)
+@case("lengths train_log_probs metrics_agree", ROW_3)
 def a_loss_mask_too_short(draft: Draft) -> None:
     member = row_3(draft)
     member.response_length, member.loss_mask, member.weight_versions = 1, [1], [WeightSpan("1", 1)]
@@ -224,13 +226,13 @@ def a_response_longer_than_the_tokens(draft: Draft) -> None:
     row_3(draft).tokens = [2]
 
 
-@case("loss_masks", ROW_3)
+@case("loss_masks trained_once metrics_agree", ROW_3)
 def a_mask_of_two(draft: Draft) -> None:
     row_3(draft).loss_mask = [2, 1]
     row_3(draft).weight_versions = [WeightSpan("1", 3)]
 
 
-@case("loss_masks rollout_log_probs advantages", ROW_3)
+@case("loss_masks rollout_log_probs advantages metrics_agree", ROW_3)
 def completed_without_a_sampled_token(draft: Draft) -> None:
     row_3(draft).loss_mask = [0, 0]
     row_3(draft).weight_versions = []
@@ -271,7 +273,7 @@ def a_log_prob_on_an_environment_token(draft: Draft) -> None:
     for member in draft.steps[1]:  # all of them, so that the reported means stay those of the dump
         member.loss_mask, member.weight_versions = [1, 0], [WeightSpan("1", 1)]
         member.rollout_log_probs[1] = member.train_log_probs[1] = 0.0
-    draft.metrics[1]["mismatch_mean"] = 2e-5
+    draft.metrics[1].update(mismatch_mean=2e-5, sampled_tokens=8)
     row_3(draft).rollout_log_probs[1] = -0.25
 
 
@@ -524,6 +526,108 @@ def missing_samples_that_count_as_zero(draft: Draft) -> None:
 @case("evaluation_figures", EVAL_2)
 def an_evaluation_of_another_environment(draft: Draft) -> None:
     evaluated(draft).environment = "other"
+
+
+FORK = f"{ROW_3} fork 1"
+
+
+def forked(draft: Draft) -> Fork:
+    """Makes the run one with forks; returns the only one of row 3."""
+    other = forked_run()
+    draft.steps, draft.metrics = other.steps, other.metrics
+    (only,) = row_3(draft).forks
+    return only
+
+
+@case("trained_once metrics_agree", ROW_3)
+def a_reply_that_the_trunk_and_a_fork_train(draft: Draft) -> None:
+    """The fork's first reply is the sample's own, trained again; the fork says that it shares no more than the prompt."""
+    other = forked(draft)
+    own = row_3(draft)
+    other.tokens, other.shared_length = [*own.tokens, 7, 25, 2], len(PROMPT)
+    other.response_length, other.loss_mask = 5, [1, 1, 0, 1, 1]
+    other.rollout_log_probs, other.train_log_probs = [*ENGINE, 0.0, *ENGINE], [*TRAINER, -3.0, *TRAINER]
+    other.weight_versions = [WeightSpan("1", 4)]
+
+
+@case("trained_once metrics_agree", FORK)
+def a_fork_that_trains_what_it_shares(draft: Draft) -> None:
+    other = forked(draft)
+    own = row_3(draft)
+    other.tokens, other.shared_length = [*own.tokens, 7, 25, 2], len(own.tokens)
+    other.response_length, other.loss_mask = 5, [1, 1, 0, 1, 1]
+    other.rollout_log_probs, other.train_log_probs = [*ENGINE, 0.0, *ENGINE], [*TRAINER, -3.0, *TRAINER]
+    other.weight_versions = [WeightSpan("1", 4)]
+    own.generated_tokens = 99
+
+
+@case("trained_once metrics_agree", ROW_3)
+def the_same_fork_twice(draft: Draft) -> None:
+    row_3(draft).forks = [forked(draft)] * 2
+
+
+@case("trained_once", FORK)
+def a_fork_of_another_sample(draft: Draft) -> None:
+    forked(draft).tokens[1] = 9
+
+
+@case("metrics_agree", STEP_1)
+def a_fork_is_lost(draft: Draft) -> None:
+    forked(draft)
+    row_3(draft).forks = []
+    draft.metrics[1]["mismatch_mean"] = 1e-5
+
+
+@case("lengths", FORK)
+def a_fork_without_a_log_prob(draft: Draft) -> None:
+    forked(draft).rollout_log_probs.pop()
+
+
+@case("loss_masks rollout_log_probs metrics_agree", FORK)
+def a_fork_that_trains_nothing(draft: Draft) -> None:
+    other = forked(draft)
+    other.loss_mask, other.weight_versions = [0, 0, 0], []
+
+
+@case("prompts trained_once", FORK)
+def a_fork_without_a_prompt(draft: Draft) -> None:
+    other = forked(draft)
+    other.tokens = other.tokens[-3:]
+
+
+@case("vocabulary", FORK)
+def an_id_of_a_fork_too_large(draft: Draft) -> None:
+    forked(draft).tokens[-1] = 32
+
+
+@case("rollout_log_probs", FORK)
+def a_log_prob_where_a_fork_trains_nothing(draft: Draft) -> None:
+    forked(draft).rollout_log_probs[1] = -0.25
+
+
+@case("weight_versions", FORK)
+def a_fork_sampled_by_stale_weights(draft: Draft) -> None:
+    forked(draft).weight_versions = [WeightSpan("0", 2)]
+
+
+@case("weight_versions", FORK)
+def a_token_of_a_fork_without_a_weight_version(draft: Draft) -> None:
+    forked(draft).weight_versions = [WeightSpan("1", 1)]
+
+
+@case("train_log_probs", FORK)
+def a_fork_that_the_trainer_did_not_see(draft: Draft) -> None:
+    forked(draft).train_log_probs = []
+
+
+@case("mismatch_gate mismatch_reported", "dump/rollout/000001.parquet")
+def a_fork_scored_by_other_weights(draft: Draft) -> None:
+    forked(draft).train_log_probs[0] = -2.5
+
+
+@case("evaluation_weights", "dump/eval/000002.parquet row 0 fork 1")
+def a_fork_evaluated_on_stale_weights(draft: Draft) -> None:
+    evaluated(draft).forks = [fork(step=0)]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from factories import Draft, good_run, learning_run, sample
+from factories import Draft, forked_run, good_run, learning_run, sample
 
 from miles_verifiers import verify as verification
 from miles_verifiers.grpo import assign_advantages
@@ -56,10 +56,17 @@ def test_a_multi_turn_sample_with_environment_tokens(tmp_path: Path) -> None:
     member.tokens = [1, 5, 6, 20, 9, 9, 21, 2]
     member.response_length, member.loss_mask = 5, [1, 0, 0, 1, 1]
     member.rollout_log_probs, member.train_log_probs = [-0.5, 0.0, 0.0, -0.25, -0.25], [-0.5, -3.0, -4.0, -0.25, -0.25]
-    member.weight_versions = [WeightSpan("1", 3)]
+    member.weight_versions, member.generated_tokens = [WeightSpan("1", 3)], 3
+    draft.metrics[1]["sampled_tokens"] = 17
     # 17 sampled tokens in this step now, seven of them 2e-5 apart.
     draft.metrics[1]["mismatch_mean"] = 7 * 2e-5 / 17
     assert judged(draft, tmp_path / "run").ok
+
+
+def test_forks(tmp_path: Path) -> None:
+    report = judged(forked_run(), tmp_path / "run")
+    assert report.findings == []
+    assert (report.figures["sampled_tokens"], report.figures["forks"]) == (16 + 22, 3)
 
 
 def test_flat_groups_make_no_optimizer_step_and_that_is_fine(tmp_path: Path) -> None:

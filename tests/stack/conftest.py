@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from miles_verifiers.samples import Sample, as_row
+from miles_verifiers.samples import Fork, Sample, as_row
 from miles_verifiers.settings import TrainingSection
 
 
@@ -117,6 +118,28 @@ def training_rows(load_hf, hf_log_probs):
 
 
 @pytest.fixture(scope="session")
+def forked_rows(training_rows, load_hf, hf_log_probs):
+    """forked_rows(folder) -> training_rows of which three have forks: of the sample's first tokens, and of nothing."""
+
+    def make(folder: Path, noise: float = 0.2) -> list[dict]:
+        model, generator, rows = load_hf(folder), random.Random(1), training_rows(folder, noise)
+        # Places by row: the tokens shared with the sample, new ones before the response, the response.
+        for index, shapes in {0: [(9, 3, 12)], 2: [(0, 6, 20), (5, 2, 70)], 4: [(4, 2, 9)]}.items():
+            for shared, before, response in shapes:
+                new = [generator.randrange(VOCAB) for _ in range(before + response)]
+                tokens = rows[index]["tokens"][:shared] + new
+                with torch.no_grad():
+                    exact = hf_log_probs(model, tokens, response).tolist()
+                mask = [1, 1, 0] + [1] * (response - 3)
+                old = [min(v + generator.gauss(0, noise), 0.0) if m else 0.0 for v, m in zip(exact, mask, strict=True)]
+                fork = Fork(tokens, response, mask, old, shared_length=shared)
+                rows[index]["forks"].append(asdict(fork))
+        return rows
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def settings() -> TrainingSection:
     # A step large enough that one wrong gradient moves weights far more than rounding does; tiny micro-batches.
     return TrainingSection(lr=1e-3, weight_decay=0.01, adam_beta2=0.95, max_tokens_per_gpu=48, global_batch_size=8)
@@ -124,9 +147,14 @@ def settings() -> TrainingSection:
 
 @pytest.fixture(scope="session")
 def reference(load_hf, hf_log_probs):
-    """reference(folder, rows, settings, steps) -> [(loss, gradient norm, weights by name)] by transformers and AdamW."""
+    """reference(folder, rows, settings, steps) -> [(loss, gradient norm, weights by name)] by transformers and AdamW.
 
-    def train(folder: Path, rows: list[dict], settings: TrainingSection, steps: int) -> list[tuple]:
+    `total` divides the loss in place of the tokens that are trained.
+    """
+
+    def train(
+        folder: Path, rows: list[dict], settings: TrainingSection, steps: int, total: int | None = None
+    ) -> list[tuple]:
         model = load_hf(folder)
         matrices = [p for p in model.parameters() if p.ndim > 1]
         vectors = [p for p in model.parameters() if p.ndim <= 1]
@@ -136,18 +164,18 @@ def reference(load_hf, hf_log_probs):
             betas=(settings.adam_beta1, settings.adam_beta2),
             eps=settings.adam_eps,
         )
-        learning = [row for row in rows if row["advantage"]]
-        total = sum(sum(row["loss_mask"]) for row in learning)
+        learning = [(own, row["advantage"]) for row in rows if row["advantage"] for own in (row, *row["forks"])]
+        total = total or sum(sum(own["loss_mask"]) for own, _ in learning)
         done = []
         for _ in range(steps):
             adam.zero_grad()
             loss = torch.zeros(())
-            for row in learning:
-                new = hf_log_probs(model, row["tokens"], row["response_length"])
-                mask = torch.tensor(row["loss_mask"], dtype=torch.float32)
-                ratio = ((new - torch.tensor(row["rollout_log_probs"])) * mask).exp()
+            for own, advantage in learning:
+                new = hf_log_probs(model, own["tokens"], own["response_length"])
+                mask = torch.tensor(own["loss_mask"], dtype=torch.float32)
+                ratio = ((new - torch.tensor(own["rollout_log_probs"])) * mask).exp()
                 bounded = ratio.clamp(1 - settings.eps_clip, 1 + settings.eps_clip_high)
-                objective = torch.minimum(ratio * row["advantage"], bounded * row["advantage"])
+                objective = torch.minimum(ratio * advantage, bounded * advantage)
                 loss = loss - (objective * mask).sum() / total
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad)

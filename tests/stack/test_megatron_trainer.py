@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from miles_verifiers.errors import ConfigError, HostError, TrainerError
+from miles_verifiers.samples import Fork, Sample
 from miles_verifiers.training.megatron import checkpoint
 from miles_verifiers.training.megatron.convert import hf_to_megatron
+from miles_verifiers.training.megatron.packing import micro_batches
 from miles_verifiers.training.megatron.trainer import MegatronTrainer
 
 # float32 rounding, once through Adam: where a gradient is near zero, its sign decides about lr = 1e-3.
@@ -86,6 +89,73 @@ def test_two_steps_are_those_of_transformers(
     assert second is not first
 
 
+def test_forks_are_trained_as_sequences_of_their_own(
+    trainer_of,
+    tiny,
+    forked_rows,
+    training_rows,
+    reference,
+    load_hf,
+    hf_log_probs,
+    settings,
+    largest_difference,
+    tmp_path,
+):
+    """What is summed by hand over all sequences, each alone through transformers. One is longer than a micro-batch."""
+    rows = forked_rows(tiny(KIND))
+    assert max(len(fork["tokens"]) for row in rows for fork in row["forks"]) > settings.max_tokens_per_gpu
+    ((loss, norm, weights),) = reference(tiny(KIND), rows, settings, steps=1)
+    trainer = trainer_of()
+    result = trainer.train(rows, 1)
+    assert (result.loss, result.grad_norm) == (pytest.approx(loss, rel=1e-4), pytest.approx(norm, rel=1e-4))
+    assert (result.rows, result.rows_usable, result.rows_trained, result.optimizer_steps) == (8, 7, 4, 1)
+    usable = [row for row in rows if row["status"] == "completed"]
+    assert result.tokens == sum(sum(own["loss_mask"]) for row in usable for own in (row, *row["forks"]))
+    ours = exported(trainer, tmp_path / "ours")
+    assert largest_difference(ours, weights) < CLOSE
+    model = load_hf(tiny(KIND))
+    for row in usable:  # one of them with a fork and without a gradient
+        for own, log_probs in zip((row, *row["forks"]), result.train_log_probs[row["index"]], strict=True):
+            with torch.no_grad():
+                exact = hf_log_probs(model, own["tokens"], own["response_length"])
+            assert torch.allclose(torch.tensor(log_probs), exact, atol=1e-5)
+
+    # Controls: divided by the tokens of the samples' own sequences alone, and without forks, it is another gradient.
+    own_alone = sum(sum(row["loss_mask"]) for row in rows if row["advantage"])
+    ((wrong_loss, wrong_norm, _),) = reference(tiny(KIND), rows, settings, steps=1, total=own_alone)
+    assert abs(wrong_loss / loss - 1) > 0.1
+    assert abs(wrong_norm / norm - 1) > 0.1
+    ((_, _, without),) = reference(tiny(KIND), training_rows(tiny(KIND)), settings, steps=1)
+    assert largest_difference(ours, without) > 5 * CLOSE
+
+
+def test_a_rollout_weighs_the_same_however_its_tokens_are_spread(
+    trainer_of, tiny, training_rows, largest_difference, tmp_path
+):
+    """Its first three tokens trained by the sample or by a fork of the same prefix: the same gradient."""
+    rows = training_rows(tiny(KIND))
+    spread = [dict(row) for row in rows]
+    for row in spread:
+        if row["advantage"] is not None:
+            beginning = len(row["tokens"]) - row["response_length"] + 3
+            fork = Fork(row["tokens"][:beginning], 3, row["loss_mask"][:3], row["rollout_log_probs"][:3])
+            row["loss_mask"] = [0] * 3 + row["loss_mask"][3:]
+            row["forks"] = [asdict(fork)]
+    whole = trainer_of()
+    expected = whole.train(rows, 1)
+    exported(whole, tmp_path / "whole")
+    parts = trainer_of()
+    result = parts.train(spread, 1)
+    for name in ("loss", "grad_norm", "mismatch_mean", "mismatch_max", "clip_fraction", "kl"):
+        assert getattr(result, name) == pytest.approx(getattr(expected, name), rel=1e-4), name
+    assert result.tokens == expected.tokens
+    ours = exported(parts, tmp_path / "parts")
+    assert largest_difference(ours, load_file(tmp_path / "whole" / "model.safetensors")) < CLOSE
+    # Control: with the fork left out, it is not.
+    lost = trainer_of().train([row | {"forks": []} for row in spread], 1)
+    assert abs(lost.grad_norm / expected.grad_norm - 1) > 1e-2
+
+
 def test_log_probs_and_mismatch_are_those_of_the_weights_that_sampled(
     trainer_of, tiny, training_rows, load_hf, hf_log_probs, settings, change
 ):
@@ -99,7 +169,8 @@ def test_log_probs_and_mismatch_are_those_of_the_weights_that_sampled(
         if row["status"] == "completed":
             with torch.no_grad():
                 exact = hf_log_probs(model, row["tokens"], row["response_length"])
-            assert torch.allclose(torch.tensor(result.train_log_probs[row["index"]]), exact, atol=1e-5)
+            (log_probs,) = result.train_log_probs[row["index"]]
+            assert torch.allclose(torch.tensor(log_probs), exact, atol=1e-5)
     assert result.mismatch_mean < 1e-5
     assert result.mismatch_max < 1e-4
     assert 0 <= result.mismatch_k3 < 1e-8
@@ -235,6 +306,22 @@ def test_rows_that_contradict_themselves_are_named(trainer_of, tiny, training_ro
     assert caught.value.where == "sample 101 of group 0"
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout_log_probs": [-1.0]}, "fork 2: rollout_log_probs has 1 entries"),
+        ({"tokens": [1, 2, 1000]}, "fork 2: .*must not be empty"),
+        ({"response_length": 0}, "fork 2: .*must not be empty"),
+    ],
+)
+def test_forks_that_contradict_themselves_are_named(trainer_of, tiny, forked_rows, changes, message):
+    rows = forked_rows(tiny(KIND))
+    rows[2]["forks"][1] |= changes
+    with pytest.raises(TrainerError, match=message) as caught:
+        trainer_of().train(rows, 1)
+    assert caught.value.where == "sample 102 of group 1"
+
+
 def test_damaged_weights_are_noticed_before_they_are_trained_on(trainer_of, tiny, training_rows):
     trainer = trainer_of()
     with torch.no_grad():
@@ -272,7 +359,7 @@ in_two_processes = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="session")
-def two_ranks(tiny, converted, training_rows, settings, tmp_path_factory):
+def two_ranks(tiny, converted, training_rows, forked_rows, settings, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
     rows = training_rows(tiny(KIND))
     base = {"model": str(tiny(KIND)), "checkpoint": str(converted(KIND)), "rows": rows, "steps": 2}
@@ -284,6 +371,7 @@ def two_ranks(tiny, converted, training_rows, settings, tmp_path_factory):
         base | {"name": "tp2-resumed", "settings": split, "checkpoint": str(folder / "tp2-saved"), "steps": 1},
         base | {"name": "dp2-resumed", "settings": one, "checkpoint": str(folder / "tp2-saved"), "steps": 1},
         base | {"name": "dp2", "settings": one},
+        base | {"name": "dp2-forks", "settings": one, "rows": forked_rows(tiny(KIND)), "steps": 1},
         base | {"name": "dp2-one-row", "settings": one, "rows": broken, "steps": 1},
         base | {"name": "no-norm-sums", "settings": split, "without_norm_sums": True, "steps": 1},
     ]
@@ -330,6 +418,24 @@ def test_two_ranks_are_one(two_ranks, expected, largest_difference, case, steps)
         assert result["grad_norm"] == pytest.approx(norm, rel=1e-4)
         ours = load_file(two_ranks / f"{case}-step{number}" / "model.safetensors")
         assert largest_difference(ours, weights) < CLOSE
+
+
+@in_two_processes
+def test_sequences_of_a_sample_may_lie_on_different_ranks(
+    two_ranks, reference, tiny, forked_rows, settings, largest_difference
+):
+    rows = forked_rows(tiny(KIND))
+    ((loss, norm, weights),) = reference(tiny(KIND), rows, settings, steps=1)
+    (result,) = results_of(two_ranks, "dp2-forks")
+    assert (result["loss"], result["grad_norm"]) == (pytest.approx(loss, rel=1e-4), pytest.approx(norm, rel=1e-4))
+    ours = load_file(two_ranks / "dp2-forks-step1" / "model.safetensors")
+    assert largest_difference(ours, weights) < CLOSE
+    learning = [
+        Sample(0, row["index"], 0, row["tokens"], forks=[Fork(f["tokens"]) for f in row["forks"]]) for row in rows[:4]
+    ]
+    shares = [micro_batches(learning, max_tokens=48, rank=rank, ranks=2) for rank in range(2)]
+    on = [{part.key[0] for batch in share for part in batch.parts} for share in shares]
+    assert on[0] & on[1], "no sample lies on both ranks: the test says nothing"
 
 
 @in_two_processes

@@ -15,14 +15,14 @@ from miles_verifiers.training import loss as losses
 from miles_verifiers.training.loss import LossSums, Mismatch
 from miles_verifiers.training.megatron import parallel
 from miles_verifiers.training.megatron.model import Policy
-from miles_verifiers.training.megatron.packing import MicroBatch
+from miles_verifiers.training.megatron.packing import Key, MicroBatch
 
 
 @dataclass(slots=True)
 class Pass:
-    """What one pass saw. `log_probs` [R] nats, by sample index; `loss` is this part's share of the step's loss."""
+    """What one pass saw. `log_probs` [R] nats, by sequence; `loss` is this part's share of the step's loss."""
 
-    log_probs: dict[int, list[float]] = field(default_factory=dict)
+    log_probs: dict[Key, list[float]] = field(default_factory=dict)
     mismatch: Mismatch = field(default_factory=Mismatch)
     sums: LossSums = field(default_factory=LossSums)
     loss: float = 0.0
@@ -58,7 +58,8 @@ def accumulate(
     """Add the gradient of the policy loss of this rank's micro-batches; returns what all ranks saw.
 
     The ratio's denominator are the engine's log-probs: those of the policy that really sampled. `total_tokens` counts the
-    trained tokens of all ranks, so gradients of ranks and micro-batches add up to that of the whole batch.
+    trained tokens of all ranks, those of forks among them, so gradients of ranks, micro-batches and a rollout's sequences add
+    up to that of the whole batch.
     """
     seen = Pass()
     for done, batch in enumerate(batches):
@@ -87,9 +88,9 @@ def _log_probs(policy: Policy, batch: MicroBatch, temperature: float) -> torch.T
 
 def _observed(batch: MicroBatch, log_probs: torch.Tensor) -> Pass:
     values = log_probs.float().cpu()
-    per_sample = values.split(batch.lengths)
+    per_part = values.split(batch.lengths)
     return Pass(
-        log_probs={sample.index: part.tolist() for sample, part in zip(batch.samples, per_sample, strict=True)},
+        log_probs={part.key: own.tolist() for part, own in zip(batch.parts, per_part, strict=True)},
         mismatch=losses.mismatch(values, batch.rollout_log_probs, batch.loss_mask),
     )
 
@@ -97,7 +98,7 @@ def _observed(batch: MicroBatch, log_probs: torch.Tensor) -> Pass:
 def _over_ranks(seen: Pass) -> Pass:
     """The sum over data parallel ranks, and the check that all make alike: one that raised alone would leave the rest."""
     total = sum(parallel.from_data_ranks(seen), start=Pass())
-    broken = [index for index, values in total.log_probs.items() if not all(map(math.isfinite, values))]
+    broken = {key[0] for key, values in total.log_probs.items() if not all(map(math.isfinite, values))}
     if broken:
         raise TrainerError(
             f"the trainer's log-probs of {len(broken)} samples are not finite",

@@ -38,7 +38,7 @@ class StepResult:
     rows_trained: int
     """Rows with an advantage other than 0.0; the others give no gradient."""
     tokens: int
-    """Sampled tokens of the usable rows."""
+    """Sampled tokens of the usable rows, over all their sequences."""
     optimizer_steps: int = 0
     loss: float | None = None
     grad_norm: float | None = None
@@ -52,8 +52,8 @@ class StepResult:
     mismatch_k3: float | None = None
     weight_delta: float = 0.0
     """Largest change of any weight in one optimizer step; 0.0 exactly where none was taken."""
-    train_log_probs: dict[int, list[float]] = field(default_factory=dict)
-    """[R] by sample index, of the usable rows, under the weights that sampled."""
+    train_log_probs: dict[int, list[list[float]]] = field(default_factory=dict)
+    """By sample index, of the usable rows: [R] for each of the sample's sequences, under the weights that sampled."""
     seconds: dict[str, float] = field(default_factory=dict)
     """By stage: score, gradient, update."""
 
@@ -142,7 +142,7 @@ class MegatronTrainer:
             if len(steps) == 1:
                 scored += step.Pass(steps[0][0].log_probs, steps[0][0].mismatch)
 
-        result.train_log_probs = scored.log_probs
+        result.train_log_probs = packing.by_sample(scored.log_probs)
         if scored.mismatch.tokens:
             result.mismatch_mean = scored.mismatch.mean
             result.mismatch_max = scored.mismatch.max
