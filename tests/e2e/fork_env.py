@@ -41,6 +41,18 @@ class ForkTask(vf.Task[vf.TaskData]):
     async def correct(self, trace: vf.Trace) -> float:
         return float(trace.metrics["passed"])
 
+    @vf.group_reward(weight=0.5)
+    async def most_concise(self, traces: list[vf.Trace]) -> list[float]:
+        return self._shares(traces)
+
+    @vf.group_reward(weight=0.5)
+    async def fastest(self, traces: list[vf.Trace]) -> list[float]:
+        return self._shares(traces)
+
+    def _shares(self, traces: list[vf.Trace]) -> list[float]:
+        passed = [trace.metrics.get("passed", 0.0) for trace in traces]
+        return [each / max(sum(passed), 1.0) for each in passed]
+
 
 class ForkTaskset(vf.Taskset[ForkTask, vf.TasksetConfig]):
     def load(self) -> list[ForkTask]:

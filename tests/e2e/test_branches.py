@@ -29,14 +29,11 @@ rollout_batch_size = 2
 n_samples_per_prompt = 4
 rollout_max_response_len = 24
 eval_interval = 4
+n_samples_per_eval_prompt = 2
 
 [training]
 num_steps = 2
 max_tokens_per_gpu = 256
-
-[verify]
-reward_names = ["correct"]
-group_share_rewards = {{}}
 """
 
 
