@@ -4,8 +4,8 @@ A stub engine in a process of its own answers a prebuilt reply: 1,024 prompt ids
 is a process of its own, and so is the gateway, whose CPU is counted together with its client's. Rounds take the three in
 turn; a ratio is the median over rounds of what was measured within the same round.
 
-All processes share one core. Two cores are often two threads of one, where each is slower while the other works: then a
-subject of three processes pays more for the same work than one of two. `--spread` lets them use every core.
+All processes share one core, where ratios vary less on a machine that does other things, too; `--spread` lets them use every
+core, as they do in use. Ratios of the two differ, in favour of the first: state which one it is.
 """
 
 from __future__ import annotations
