@@ -26,9 +26,10 @@ from miles_verifiers.errors import (
     ReplyInvalid,
     RequestRefused,
 )
-from miles_verifiers.wire.columns import TokenIds, parsed
+from miles_verifiers.wire.columns import parsed
 from miles_verifiers.wire.http.answers import Answer, BrokenAnswer
 from miles_verifiers.wire.http.connections import Connections, FirstByteLate, NoAnswer, Origin
+from miles_verifiers.wire.token_ids import TokenIds
 
 _BUSY = frozenset({429, 503})
 _ROUTING_HEADER = "X-SMG-Routing-Key"

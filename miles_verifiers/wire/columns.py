@@ -1,4 +1,4 @@
-"""SGLang's reply parsed without an object per token, and a prompt without a second look at it. Pure.
+"""SGLang's reply parsed without an object per token. Pure.
 
 Nine tenths of a reply are `output_token_logprobs`, [[log-prob, id, null], ...]. Parsed as it stands it is a list and two numbers
 for every token, from which the same text is made again for renderers: most of what a reply costs. Where the engine wrote it
@@ -8,23 +8,17 @@ text with other things between its numbers. Anything else is parsed as usual; th
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from miles_verifiers.wire.token_ids import PLACEHOLDER, PLACEHOLDER_JSON, integers_json
+
 _KEY = b'"output_token_logprobs":[['
 """Quotes within a JSON string are escaped: these bytes are never part of a text."""
-_PROMPT_KEY = b'"token_ids":['
 _IDS_KEY = b'"output_ids":['
 _OF_NUMBERS = b"0123456789.-+eE"
-_OF_INTEGERS = b"0123456789,"
-"""What a JSON list of them holds between its brackets."""
-_PLACEHOLDER = f"columns {uuid.uuid4().hex}"
-"""Stands where a list stood while the rest is parsed, so that it is known where that was. Nobody else can say it."""
-_PLACEHOLDER_JSON = orjson.dumps(_PLACEHOLDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,39 +50,14 @@ def parsed(raw: bytes) -> Any:
     columns = _columns(raw[start:end])
     if columns is None:
         return orjson.loads(raw)
-    reply = orjson.loads(b"%b%b%b" % (_without_ids(raw[:start], columns.ids_json), _PLACEHOLDER_JSON, raw[end:]))
+    reply = orjson.loads(b"%b%b%b" % (_without_ids(raw[:start], columns.ids_json), PLACEHOLDER_JSON, raw[end:]))
     meta = reply.get("meta_info") if isinstance(reply, dict) else None
-    if not isinstance(meta, dict) or meta.get("output_token_logprobs") != _PLACEHOLDER:
+    if not isinstance(meta, dict) or meta.get("output_token_logprobs") != PLACEHOLDER:
         return orjson.loads(raw)
     meta["output_token_logprobs"] = columns
-    if reply.get("output_ids") == _PLACEHOLDER:
+    if reply.get("output_ids") == PLACEHOLDER:
         reply["output_ids"] = columns.ids
     return reply
-
-
-class TokenIds(list[int]):
-    """[N] integers from 0 on, with their JSON, which would else be made once to look at them and once more to send them."""
-
-    __slots__ = ("json",)
-
-    def __init__(self, ids: Iterable[int], json: bytes) -> None:
-        super().__init__(ids)
-        self.json = json
-        """Between its brackets."""
-
-
-def parsed_request(raw: bytes) -> Any:
-    """What the JSON `raw` says, with TokenIds for `token_ids` where they can be had. Raises orjson.JSONDecodeError."""
-    start = raw.find(_PROMPT_KEY) + len(_PROMPT_KEY)
-    end = raw.find(b"]", start)
-    inner = raw[start:end]
-    if start < len(_PROMPT_KEY) or end < 0 or inner.translate(None, _OF_INTEGERS):
-        return orjson.loads(raw)
-    body = orjson.loads(b"%b%b%b" % (raw[: start - 1], _PLACEHOLDER_JSON, raw[end + 1 :]))
-    if not isinstance(body, dict) or body.get("token_ids") != _PLACEHOLDER:
-        return orjson.loads(raw)
-    body["token_ids"] = TokenIds(orjson.loads(b"[%b]" % inner), inner)
-    return body
 
 
 def _without_ids(text: bytes, ids_json: bytes) -> bytes:
@@ -98,19 +67,7 @@ def _without_ids(text: bytes, ids_json: bytes) -> bytes:
     if at < 0 or not text.startswith(b"%b%b]" % (_IDS_KEY, ids_json), at):
         return text
     list_at = at + len(_IDS_KEY) - 1
-    return b"%b%b%b" % (text[:list_at], _PLACEHOLDER_JSON, text[list_at + len(ids_json) + 2 :])
-
-
-def integers_json(ids: Sequence[Any]) -> bytes | None:
-    """`ids` as JSON between its brackets, or None if not all of them are integers from 0 on.
-
-    The encoder looks at every element anyway, and its text shows what they are: a type check of each costs three times as much.
-    """
-    try:
-        inner = orjson.dumps(ids)[1:-1]
-    except TypeError:
-        return None
-    return None if inner.translate(None, _OF_INTEGERS) else inner
+    return b"%b%b%b" % (text[:list_at], PLACEHOLDER_JSON, text[list_at + len(ids_json) + 2 :])
 
 
 def _columns(text: bytes) -> Columns | None:

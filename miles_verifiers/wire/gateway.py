@@ -36,13 +36,13 @@ from miles_verifiers.errors import (
 )
 from miles_verifiers.wire.admission import Admission
 from miles_verifiers.wire.client import Deadlines
-from miles_verifiers.wire.columns import parsed_request
 from miles_verifiers.wire.core import Counters, Turn, Wire
 from miles_verifiers.wire.gateway_errors import error_response, http_error_response
 from miles_verifiers.wire.gateway_metrics import CONTENT_TYPE, GatewayMetrics
 from miles_verifiers.wire.http.requests import Request
 from miles_verifiers.wire.http.server import HttpServer, Response
 from miles_verifiers.wire.serving import Serving, check_exposure
+from miles_verifiers.wire.token_ids import parsed_request
 from miles_verifiers.wire.translate import Limits
 from miles_verifiers.wire.transport import GENERATE_PATH, SESSION_HEADER
 
@@ -163,8 +163,8 @@ class Gateway:
         self._metrics.answered(request.path, response.status)
         return response
 
-    def broken(self, status: HTTPStatus, what: str) -> Response:
-        return self._http_error(status, what)
+    def broken(self, status: HTTPStatus, what: str, request: Request | None = None) -> Response:
+        return self._http_error(status, what, request)
 
     def _refusal(self, request: Request) -> Response | None:
         if self.serving.token is not None and request.path != "/health" and not self._is_authorised(request):

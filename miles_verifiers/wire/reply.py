@@ -14,7 +14,8 @@ import orjson
 
 from miles_verifiers.errors import GenerationAborted, ReplyInvalid
 from miles_verifiers.samples import WeightSpan
-from miles_verifiers.wire.columns import Columns, integers_json
+from miles_verifiers.wire.columns import Columns
+from miles_verifiers.wire.token_ids import integers_json
 
 MISSING_LOGPROB = -9999.0
 """What vLLM and SGLang put where they have no log-prob; renderers refuses exactly this value."""

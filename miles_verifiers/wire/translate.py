@@ -18,9 +18,9 @@ from typing import Any
 import orjson
 
 from miles_verifiers.errors import PromptTooLong, RequestRefused
-from miles_verifiers.wire.columns import TokenIds, integers_json
 from miles_verifiers.wire.fields import BODY, SAMPLING, Field, Kind
 from miles_verifiers.wire.reply import Generation, checked_reply
+from miles_verifiers.wire.token_ids import TokenIds, integers_json
 
 
 @dataclass(frozen=True, slots=True)

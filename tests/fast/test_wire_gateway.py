@@ -337,6 +337,8 @@ class TestTrouble:
             answer = await ask(http, gateway)
             assert (answer.status, answer.error["code"]) == (500, "internal_server_error")
             assert "division" not in answer.error["message"]
+            metrics = (await get(http, gateway, "/metrics")).raw.decode()
+        assert f'responses_total{{path="{PATH}",status="500"}} 1\n' in metrics
 
     async def test_a_caller_that_goes_away_takes_its_request_along(
         self, engine: FakeEngine, http: aiohttp.ClientSession

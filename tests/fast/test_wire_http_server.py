@@ -152,7 +152,7 @@ class Echo:
         self.answered += 1
         return Response(200, request.body, {"X-Path": request.path}, "text/plain")
 
-    def broken(self, status: HTTPStatus, what: str) -> Response:
+    def broken(self, status: HTTPStatus, what: str, request: Request | None = None) -> Response:
         return Response(status, what.encode())
 
 

@@ -1,8 +1,6 @@
 """HTTP/1.1 to engines: POST a body, get the whole answer, keep the connection for the next.
 
-Why this is our own: aiohttp's client took two to three times the CPU per answer (3.14, side by side), more than all of
-the wire's checking and translating, and the process that pays it also runs every rollout. It knows what the wire needs
-and no more: no redirects, no cookies, no proxies, no compression, one request at a time on a connection.
+No redirects, no cookies, no proxies, no compression, one request at a time on a connection.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Application(Protocol):
 
     async def answer(self, request: Request) -> Response: ...
 
-    def broken(self, status: HTTPStatus, what: str) -> Response:
-        """The answer to what is no request."""
+    def broken(self, status: HTTPStatus, what: str, request: Request | None = None) -> Response:
+        """The answer to what is no request, and to one on which `answer` failed."""
 
 
 class HttpServer:
@@ -177,9 +177,8 @@ class _Connection(asyncio.Protocol):
             response = await self._application.answer(request)
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            response = self._application.broken(
-                HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of the server; its log has it"
-            )
+            what = "a fault of the server; its log has it"
+            response = self._application.broken(HTTPStatus.INTERNAL_SERVER_ERROR, what, request)
         finally:
             self.task = None
         self._send(response, request, keep=request.keep_alive)

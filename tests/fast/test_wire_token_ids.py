@@ -1,0 +1,49 @@
+"""A prompt's ids beside their JSON: the same ids, or the same error, as without."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miles_verifiers.wire.token_ids import TokenIds, parsed_request
+
+BODY = b'{"model":"policy","token_ids":[11,12,13],"sampling_params":{"stop_token_ids":[2]}}'
+
+
+@pytest.mark.parametrize(
+    ("raw", "is_known"),
+    [
+        (BODY, True),
+        (BODY.replace(b"11,12,13", b""), True),
+        (BODY.replace(b":[11,12", b": [11, 12"), False),
+        (BODY.replace(b"12", b"-12"), False),
+        (BODY.replace(b"12", b"12.0"), False),
+        (BODY.replace(b"12", b"[12]"), False),
+        (BODY.replace(b'"token_ids"', rb'"x\"token_ids"'), False),
+        (b"[%b]" % BODY, False),
+        (BODY.replace(b'"model"', b'"token_ids":[1],"model"'), False),
+        (BODY.replace(b'"model":', b'"other":{"token_ids":[1]},"model":'), False),
+        (BODY.replace(b"}}", b'},"token_ids":[7]}'), False),
+    ],
+)
+def test_a_prompts_ids_are_known_where_they_can_be(raw: bytes, is_known: bool) -> None:
+    body = parsed_request(raw)
+    assert body == orjson.loads(raw)
+    ids = body["token_ids"] if isinstance(body, dict) and "token_ids" in body else None
+    assert isinstance(ids, TokenIds) is is_known
+    if isinstance(ids, TokenIds):
+        assert orjson.loads(b"[%b]" % ids.json) == ids
+
+
+@given(st.integers(0, len(BODY)), st.binary(max_size=3), st.integers(0, 3))
+def test_a_damaged_request_is_damaged_both_ways(at: int, put: bytes, lost: int) -> None:
+    raw = BODY[:at] + put + BODY[at + lost :]
+    try:
+        plainly = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        with pytest.raises(orjson.JSONDecodeError):
+            parsed_request(raw)
+        return
+    assert parsed_request(raw) == plainly
