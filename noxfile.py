@@ -164,9 +164,17 @@ def compat(session: nox.Session, verifiers: str) -> None:
     """
     tests = f"environments/{VERIFIERS[verifiers]}/tests"
     _role_tests(session, "contract", "tests/contract", tests, settings=_verifiers(verifiers))
-    if verifiers in (min(VERIFIERS), max(VERIFIERS)):
+    oldest, *_, newest = VERIFIERS
+    if verifiers in (oldest, newest):
         _install(session, "package.txt", "test.txt")
-        session.run("pytest", "tests/e2e/test_versions.py", "-k", verifiers)
+        session.run(
+            "pytest",
+            "tests/e2e/test_versions.py",
+            "-k",
+            verifiers,
+            interrupt_timeout=INTERRUPT_S,
+            terminate_timeout=TERMINATE_S,
+        )
 
 
 @nox.session

@@ -14,33 +14,13 @@ from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout.look import loaders, refuse_classic
-from miles_verifiers.settings import EnvironmentSection
 
 log = logging.getLogger(__name__)
 
 
-def checked_taskset_id(environment: EnvironmentSection) -> str:
-    """`environment.taskset.id`. Raises EnvironmentPackageError unless it is the id of a package.
-
-    An owner/name id would make Verifiers install from its hub, into this interpreter, in the middle of a run.
-    """
-    name = environment.taskset.get("id")
-    if not isinstance(name, str) or not name or "/" in name:
-        raise EnvironmentPackageError(
-            f"environment.taskset.id is {name!r}",
-            where=f"environment {name or environment.source}",
-            next_step="give the id of an installed package",
-        )
-    return name
-
-
 def check_api(name: str) -> None:
-    """Raises EnvironmentPackageError where `name` is a package of Verifiers' classic API; what else is wrong shows later."""
-    try:
-        module = loaders().import_taskset(name)
-    except Exception:  # building the environment will say what it is, and where
-        return
-    refuse_classic(name, module)
+    """Raises EnvironmentPackageError where `name` is a package of Verifiers' classic API, and what importing it raises."""
+    refuse_classic(name, loaders().import_taskset(name))
 
 
 def not_built(name: str, error: Exception, next_step: str) -> EnvironmentPackageError:

@@ -7,9 +7,11 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.loaders import default_harness_id
 
+from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import Sampling
-from miles_verifiers.rollout.build import check_api, checked_taskset_id, keep_workdirs_in_tempdir, not_built, take_tasks
+from miles_verifiers.rollout.build import check_api, keep_workdirs_in_tempdir, not_built, take_tasks
+from miles_verifiers.rollout.look import taskset_id
 from miles_verifiers.settings import EnvironmentSection, RolloutSection
 
 _INLINE_ID = inline_harness.PLUGIN_ID
@@ -17,12 +19,12 @@ _INLINE_ID = inline_harness.PLUGIN_ID
 
 def build_environment(environment: EnvironmentSection, rollout: RolloutSection) -> Any:
     """The `vf.Environment` that the configuration describes. Raises EnvironmentPackageError."""
-    name = checked_taskset_id(environment)
+    name = taskset_id(environment.taskset)
     taskset = dict(environment.taskset)
     keep_workdirs_in_tempdir()
     inline_harness.register()
-    check_api(name)
     try:
+        check_api(name)
         harness = _harness_id(environment.harness, name)
         return vf.Environment(
             vf.EnvConfig.model_validate(
@@ -39,6 +41,8 @@ def build_environment(environment: EnvironmentSection, rollout: RolloutSection) 
                 }
             )
         )
+    except EnvironmentPackageError:
+        raise
     except Exception as error:
         hint = (
             "set environment.harness = 'null'"

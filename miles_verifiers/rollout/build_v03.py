@@ -18,7 +18,8 @@ from verifiers.v1.utils.loaders import default_harness_id, harness_config_type
 from miles_verifiers.errors import EnvironmentPackageError
 from miles_verifiers.rollout import inline_harness
 from miles_verifiers.rollout.backend import Sampling
-from miles_verifiers.rollout.build import check_api, checked_taskset_id, keep_workdirs_in_tempdir, not_built, take_tasks
+from miles_verifiers.rollout.build import check_api, keep_workdirs_in_tempdir, not_built, take_tasks
+from miles_verifiers.rollout.look import taskset_id
 from miles_verifiers.rollout.renderers import RendererChoice
 from miles_verifiers.settings import EnvironmentSection, RolloutSection
 
@@ -29,13 +30,13 @@ _INLINE_ID = inline_harness.PLUGIN_ID
 
 def build_environment(environment: EnvironmentSection, rollout: RolloutSection) -> Any:
     """The `vf.Env` that the configuration describes. Raises EnvironmentPackageError."""
-    name = checked_taskset_id(environment)
+    name = taskset_id(environment.taskset)
     taskset = dict(environment.taskset)
     keep_workdirs_in_tempdir()
     _reach_loopback_directly()
     inline_harness.register()
-    check_api(name)
     try:
+        check_api(name)
         config = vf.resolve_env_config({**environment.env, "taskset": taskset})
         seats = {seat: _seated(spec, name, environment, rollout) for seat, spec in seats_of(config).items()}
         timeout = config.timeout
@@ -44,6 +45,8 @@ def build_environment(environment: EnvironmentSection, rollout: RolloutSection) 
         # Of one episode's agents as many run at once as the rollouts' own bound allows.
         config = config.model_copy(update={**seats, "timeout": timeout, "max_concurrent_agents": None})
         return vf.load_environment(config)
+    except EnvironmentPackageError:
+        raise
     except Exception as error:
         hint = "is the package installed in this interpreter, and made for this version of Verifiers?"
         raise not_built(name, error, hint) from error

@@ -8,10 +8,14 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from miles_verifiers.errors import RolloutError
+
 GROUP = "the group's deadline"
 BATCH = "the step's deadline"
 AGAIN_S = 1.0
 """After which a rollout that was cancelled and goes on is cancelled again."""
+LONGEST_END_S = 120.0
+"""After which it is given up, in seconds: runtimes may take a moment to stop, not minutes."""
 
 
 class GroupClock:
@@ -63,20 +67,33 @@ class GroupClock:
                 await asyncio.wait(running)
 
 
-async def end(running: Sequence[asyncio.Task[Any]], again: Callable[[], None] | None = None) -> list[Any]:
+async def end(
+    running: Sequence[asyncio.Task[Any]], again: Callable[[], None] | None = None, *, longest: float = LONGEST_END_S
+) -> list[Any]:
     """Cancel all until all are over; what came of each, as `asyncio.gather` gives it with its exceptions.
 
-    `again` is called besides, every time but the first: for tasks of their tasks, which a task group cancels only once.
+    `again` is called besides, every time but the first: for tasks of their tasks, which a task group cancels only once. What is
+    not over after `longest` seconds is left behind, with a RolloutError in its place.
 
     Once is not always enough. `asyncio.wait_for` of Python 3.11 loses a cancellation that comes in the moment in which what it
     waits for ends, and Verifiers 0.2.0 to 0.3.1 has it around a rollout's hooks (verifiers/v1/rollout.py): the rollout would
     go on to be scored. Its teardown is shielded from any number of cancellations (utils/aio.py `run_shielded`).
     """
-    outcomes = asyncio.gather(*running, return_exceptions=True)
-    while not outcomes.done():
-        for task in running:
+    loop = asyncio.get_running_loop()
+    pending, given_up = {task for task in running if not task.done()}, loop.time() + longest
+    while pending and (left := given_up - loop.time()) > 0:
+        for task in pending:
             task.cancel()
-        await asyncio.wait({outcomes}, timeout=AGAIN_S)
-        if again is not None and not outcomes.done():
+        _, pending = await asyncio.wait(pending, timeout=min(AGAIN_S, left))
+        if again is not None and pending:
             again()
-    return await outcomes
+    return [_outcome(task, longest) for task in running]
+
+
+def _outcome(task: asyncio.Task[Any], longest: float) -> Any:
+    if not task.done():
+        return RolloutError(f"it went on for {longest:g} s after it was cancelled, and is left behind")
+    if task.cancelled():
+        return asyncio.CancelledError()
+    error = task.exception()
+    return error if error is not None else task.result()

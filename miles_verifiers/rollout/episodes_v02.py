@@ -23,7 +23,7 @@ from miles_verifiers.rollout.backend import MODEL_NAME, TRAINING, GroupOptions, 
 from miles_verifiers.rollout.build_v02 import build_environment, load_tasks, sampling
 from miles_verifiers.rollout.clock import GroupClock, end
 from miles_verifiers.rollout.renderers import RendererChoice
-from miles_verifiers.rollout.serving import Serving
+from miles_verifiers.rollout.shared_servers import SharedServers
 from miles_verifiers.rollout.traces import Rollout, failure
 from miles_verifiers.settings import EnvironmentSection, RolloutSection
 from miles_verifiers.wire.transport import MilesSGLangTransport
@@ -79,7 +79,7 @@ class EpisodeBackend:
             model=MODEL_NAME,
             sampling=sampling(self._training_sampling),
         )
-        self._serving = Serving(self._env.serving, start=rollout.setup_timeout)
+        self._serving = SharedServers(self._env.serving, start=rollout.setup_timeout)
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ from miles_verifiers.rollout.backend import MODEL_NAME, TRAINING, GroupOptions, 
 from miles_verifiers.rollout.clock import AGAIN_S, GroupClock, end
 from miles_verifiers.rollout.play_v03 import Play, Setting, seeded
 from miles_verifiers.rollout.renderers import RendererChoice
-from miles_verifiers.rollout.serving import Serving
+from miles_verifiers.rollout.shared_servers import SharedServers
 from miles_verifiers.rollout.traces import Rollout, failure
 from miles_verifiers.settings import EnvironmentSection, RolloutSection
 from miles_verifiers.wire.gateway import Gateway
@@ -59,7 +59,7 @@ class EnvBackend:
         self._model = model
         self._client: Any = None
         self._training_sampling = training_sampling(rollout)
-        self._serving = Serving(self._shared, start=rollout.setup_timeout)
+        self._serving = SharedServers(self._shared, start=rollout.setup_timeout)
 
     @property
     def name(self) -> str:

@@ -17,14 +17,7 @@ from miles_verifiers.errors import EnvironmentPackageError
 
 
 def main(taskset: dict[str, Any]) -> None:
-    name = taskset.get("id")
-    if not isinstance(name, str) or not name or "/" in name:
-        # Verifiers would install an owner/name id from its hub by itself.
-        raise EnvironmentPackageError(
-            f"environment.taskset.id is {name!r}",
-            where=f"interpreter {sys.executable}",
-            next_step="give the id of an installed package",
-        )
+    name = taskset_id(taskset)
     verifiers = loaders()
     try:
         module = verifiers.import_taskset(name)
@@ -41,6 +34,21 @@ def main(taskset: dict[str, Any]) -> None:
     print(
         json.dumps({"id": name, "origin": str(module.__file__), "verifiers": importlib.metadata.version("verifiers")})
     )
+
+
+def taskset_id(taskset: dict[str, Any]) -> str:
+    """The `id` of a configuration's taskset. Raises EnvironmentPackageError unless it is the id of a package.
+
+    An owner/name id would make Verifiers install from its hub, into this interpreter, in the middle of a run.
+    """
+    name = taskset.get("id")
+    if not isinstance(name, str) or not name or "/" in name:
+        raise EnvironmentPackageError(
+            f"environment.taskset.id is {name!r}",
+            where=f"interpreter {sys.executable}",
+            next_step="give the id of an installed package",
+        )
+    return name
 
 
 def loaders() -> ModuleType:

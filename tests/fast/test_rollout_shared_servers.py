@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from miles_verifiers.errors import RolloutError
-from miles_verifiers.rollout.serving import Serving
+from miles_verifiers.rollout.shared_servers import SharedServers
 
 
 def shared(
@@ -30,7 +30,7 @@ def shared(
 
 async def test_it_is_up_after_open_and_down_after_close() -> None:
     seen: list[str] = []
-    serving = Serving(shared(seen, start=0.01, end=0.01), start=5)
+    serving = SharedServers(shared(seen, start=0.01, end=0.01), start=5)
     await serving.open()
     assert seen == ["up"]
     await serving.close()
@@ -39,25 +39,25 @@ async def test_it_is_up_after_open_and_down_after_close() -> None:
 
 
 async def test_close_without_open_does_nothing() -> None:
-    await Serving(shared([]), start=5).close()
+    await SharedServers(shared([]), start=5).close()
 
 
 async def test_what_the_start_raises_comes_out() -> None:
     with pytest.raises(ValueError, match="no port"):
-        await Serving(shared([], error=ValueError("no port")), start=5).open()
+        await SharedServers(shared([], error=ValueError("no port")), start=5).open()
 
 
 async def test_a_start_that_hangs_is_given_up() -> None:
     seen: list[str] = []
     async with asyncio.timeout(5):
         with pytest.raises(RolloutError, match=r"did not start within 0\.05 s"):
-            await Serving(shared(seen, start=60), start=0.05, end=0.05).open()
+            await SharedServers(shared(seen, start=60), start=0.05, end=0.05).open()
     assert seen == []
 
 
 async def test_an_end_that_hangs_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[str] = []
-    serving = Serving(shared(seen, end=60), start=5, end=0.05)
+    serving = SharedServers(shared(seen, end=60), start=5, end=0.05)
     await serving.open()
     async with asyncio.timeout(5):
         await serving.close()

@@ -16,7 +16,7 @@ END_S = 30.0
 """Until servers that do not end are given up."""
 
 
-class Serving:
+class SharedServers:
     """`enter` makes the context in which rollouts run. `open` and `close` it on one event loop.
 
     It is entered and left in one task of its own: shared tool servers hold cancel scopes, which must be left where they were
