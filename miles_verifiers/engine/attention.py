@@ -6,13 +6,12 @@ sglang/srt/layers/attention/torch_native_backend.py, 0.5.23): 32 sequences on 30
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from torch.nn.functional import scaled_dot_product_attention
-
-from miles_verifiers.engine.attention_blocks import BlockBackend
 
 
 def attend(
@@ -40,7 +39,25 @@ def attend(
     return out.squeeze(2)
 
 
-class BatchedDecodeBackend(TorchNativeAttnBackend):
+class DecoderBackend(TorchNativeAttnBackend):
+    """Decoding of decoders is `_decode`'s; that of encoders and cross attention stays SGLang's."""
+
+    WINDOWS = False
+    """Whether `_decode` knows sliding windows."""
+
+    @abstractmethod
+    def _decode(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+        lengths: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        """One new token of each of B sequences, as in `attend`; `window` tokens before it count, None is all."""
+
     def _run_sdpa_forward_decode(
         self,
         query: torch.Tensor,
@@ -57,13 +74,26 @@ class BatchedDecodeBackend(TorchNativeAttnBackend):
         is_cross_attn: bool = False,
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
-        if encoder_lens is not None or is_cross_attn or sliding_window_size is not None:
+        if encoder_lens is not None or is_cross_attn or (sliding_window_size is not None and not self.WINDOWS):
             rest = (encoder_lens, scaling, enable_gqa, causal, is_cross_attn, sliding_window_size)
-            one_by_one = super()._run_sdpa_forward_decode
-            return one_by_one(query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, *rest)
+            stock: Any = super()._run_sdpa_forward_decode
+            return stock(query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, *rest)
         slots = req_to_token[req_pool_indices, : int(seq_lens.max())]
-        output.copy_(attend(query, k_cache, v_cache, slots, seq_lens, scaling))
-        return output
+        return output.copy_(self._decode(query, k_cache, v_cache, slots, seq_lens, scaling, sliding_window_size))
+
+
+class BatchedDecodeBackend(DecoderBackend):
+    def _decode(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+        lengths: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        return attend(query, keys, values, slots, lengths, scaling)
 
 
 def take_over_torch_native() -> None:
@@ -73,7 +103,9 @@ def take_over_torch_native() -> None:
     def create(runner: Any) -> TorchNativeAttnBackend:
         from sglang.srt.runtime_context import get_exec
 
-        seeded = get_exec().deterministic.enable_deterministic_inference
-        return BlockBackend(runner) if seeded else BatchedDecodeBackend(runner)
+        from miles_verifiers.engine.attention_blocks import BlockBackend
+
+        exact = get_exec().deterministic.enable_deterministic_inference
+        return BlockBackend(runner) if exact else BatchedDecodeBackend(runner)
 
     register_attention_backend("torch_native")(create)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from torch.nn.functional import scaled_dot_product_attention
+
+from miles_verifiers.engine.attention import DecoderBackend
 
 ROWS = 16
 """Queries of a block. Decoding fills one of them; 8 to 32 took about the same time for 32 sequences of 200 tokens."""
@@ -85,8 +86,10 @@ def attend(
     return output
 
 
-class BlockBackend(TorchNativeAttnBackend):
+class BlockBackend(DecoderBackend):
     """Only the attention of decoders is made of blocks; encoders and cross attention are left as they are."""
+
+    WINDOWS = True
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
@@ -134,25 +137,14 @@ class BlockBackend(TorchNativeAttnBackend):
         blocks = self._plan(req_to_token[req_pool_indices], extend_prefix_lens, seq_lens, sliding_window_size)
         return output.copy_(attend(query, k_cache, v_cache, blocks, scaling))
 
-    def _run_sdpa_forward_decode(
+    def _decode(
         self,
         query: torch.Tensor,
-        output: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        req_to_token: torch.Tensor,
-        req_pool_indices: torch.Tensor,
-        seq_lens: torch.Tensor,
-        encoder_lens: torch.Tensor | None = None,
-        scaling: float | None = None,
-        enable_gqa: bool = False,
-        causal: bool = False,
-        is_cross_attn: bool = False,
-        sliding_window_size: int | None = None,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+        lengths: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
     ) -> torch.Tensor:
-        if encoder_lens is not None or is_cross_attn:
-            rest = (encoder_lens, scaling, enable_gqa, causal, is_cross_attn, sliding_window_size)
-            stock: Any = super()._run_sdpa_forward_decode
-            return stock(query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, *rest)
-        blocks = self._plan(req_to_token[req_pool_indices], seq_lens - 1, seq_lens, sliding_window_size)
-        return output.copy_(attend(query, k_cache, v_cache, blocks, scaling))
+        return attend(query, keys, values, self._plan(slots, lengths - 1, lengths, window), scaling)
