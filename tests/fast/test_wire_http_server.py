@@ -168,6 +168,7 @@ class Caller:
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)).decode()
         first, *lines = head.rstrip().split("\r\n")
+        assert first.startswith("HTTP/1.1 ")
         headers = dict(line.split(": ", 1) for line in lines)
         return int(first.split()[1]), headers, await self.reader.readexactly(int(headers.get("Content-Length", 0)))
 
@@ -259,7 +260,9 @@ async def test_after_a_last_answer_the_connection_ends(echo: Echo, raw: bytes) -
         status, headers, _ = await one.answer()
         assert status == (200 if b"close" in raw else 400)
         assert headers["Connection"] == "close"
+        one.send(post(b"later"))
         assert await one.is_closed()
+        await asyncio.sleep(0.02)
         assert echo.answered == (1 if b"close" in raw else 0)
 
 
