@@ -164,9 +164,7 @@ class EngineClient:
 
     async def _once(self, url: str, rid: str, payload: Mapping[str, Any], session: str | None, where: str) -> bytes:
         try:
-            ids = payload.get("input_ids")
-            known = {"input_ids": orjson.Fragment(b"[%b]" % ids.json)} if isinstance(ids, TokenIds) else {}
-            body = orjson.dumps({**payload, **known, "rid": rid})
+            body = orjson.dumps({**payload, "rid": rid}, _written, orjson.OPT_PASSTHROUGH_DATACLASS)
         except TypeError as error:  # orjson.JSONEncodeError is a TypeError
             raise RequestRefused(f"the request cannot be written as JSON: {error}", where=where) from None
         headers = "" if session is None else f"{_ROUTING_HEADER}: {_header_value(session)}\r\n"
@@ -214,6 +212,12 @@ class EngineClient:
         task = asyncio.get_running_loop().create_task(tell())
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
+
+
+def _written(value: object) -> orjson.Fragment:
+    if isinstance(value, TokenIds):
+        return orjson.Fragment(value.json)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _late(what: str, where: str) -> DeadlineExceeded:

@@ -10,11 +10,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from miles_verifiers.errors import GenerationAborted
 from miles_verifiers.samples import WeightSpan
 from miles_verifiers.wire.client import Deadlines, EngineClient
 from miles_verifiers.wire.reply import Generation, checked_reply
+from miles_verifiers.wire.token_ids import TokenIds
 from miles_verifiers.wire.translate import Limits, response_json, to_sglang
 
 
@@ -102,7 +104,7 @@ class Wire:
         try:
             payload = to_sglang(body, self.limits, first=session is None or not record.answered)
             started = time.perf_counter()
-            generation = await self._ask(payload["input_ids"], payload, session, record)
+            generation = await self._ask(payload, session, record)
         except BaseException:
             counters.failed += 1
             raise
@@ -112,9 +114,9 @@ class Wire:
         record.answered += 1
         if self._keep_turns and session is not None:
             seconds = time.perf_counter() - started
-            turn = Turn(generation.token_ids, generation.weight_versions, generation.prompt_tokens, seconds)
+            turn = Turn(generation.ids.as_list(), generation.weight_versions, generation.prompt_tokens, seconds)
             record.turns.append(turn)
-        counters.tokens += len(generation.token_ids)
+        counters.tokens += len(generation.ids)
         counters.prompt_tokens += generation.prompt_tokens
         return response_json(generation)
 
@@ -160,11 +162,11 @@ class Wire:
             del self._sessions[oldest]
             self.counters.sessions_forgotten += 1
 
-    async def _ask(
-        self, prompt_ids: list[int], payload: dict[str, object], session: str | None, record: _Session
-    ) -> Generation:
+    async def _ask(self, payload: dict[str, Any], session: str | None, record: _Session) -> Generation:
+        prompt: TokenIds = payload["input_ids"]
+
         def read(reply: object, where: str) -> Generation:
-            return checked_reply(reply, prompt_ids=prompt_ids, vocab_size=self.limits.vocab_size, where=where)
+            return checked_reply(reply, prompt=prompt, vocab_size=self.limits.vocab_size, where=where)
 
         task = asyncio.current_task()
         assert task is not None
@@ -172,7 +174,7 @@ class Wire:
         counters = self.counters
         record.running.add(request)
         counters.in_flight += 1
-        counters.prompt_tokens_in_flight += len(prompt_ids)
+        counters.prompt_tokens_in_flight += len(prompt)
         try:
             return await self.client.generate(payload, read, session=session)
         except asyncio.CancelledError:
@@ -183,4 +185,4 @@ class Wire:
         finally:
             record.running.discard(request)
             counters.in_flight -= 1
-            counters.prompt_tokens_in_flight -= len(prompt_ids)
+            counters.prompt_tokens_in_flight -= len(prompt)

@@ -6,7 +6,7 @@ finish reasons, and renderers 0.1.8 takes missing log-probs for zeros: what is l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,10 +15,9 @@ import orjson
 from miles_verifiers.errors import GenerationAborted, ReplyInvalid
 from miles_verifiers.samples import WeightSpan
 from miles_verifiers.wire.columns import Columns
-from miles_verifiers.wire.token_ids import integers_json
+from miles_verifiers.wire.scan import MISSING_LOGPROB
+from miles_verifiers.wire.token_ids import TokenIds, first_outside
 
-MISSING_LOGPROB = -9999.0
-"""What vLLM and SGLang put where they have no log-prob; renderers refuses exactly this value."""
 _ROUNDING = 1e-5
 """A log-prob may be this much above zero by rounding of a probability of one; it is then taken as zero."""
 _ENTRIES = "meta_info.output_token_logprobs"
@@ -30,32 +29,28 @@ class Generation:
     """A good reply: N sampled ids, their log-probs in nats, and the weight versions they were sampled under."""
 
     request_id: str
-    token_ids: list[int]
+    ids: TokenIds
     """[N]"""
-    logprobs: list[float]
-    """[N]"""
+    content_json: bytes
+    """renderers' `logprobs.content` [N], as JSON between its brackets."""
     finish_reason: str
     """stop or length"""
     prompt_tokens: int
     weight_versions: list[WeightSpan]
     """Counts sum to N."""
-    ids_json: bytes
-    content_json: bytes
-    """The ids and renderers' `logprobs.content` as JSON, between their brackets."""
 
 
-def checked_reply(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, where: str) -> Generation:
-    """What SGLang's `reply` to `prompt_ids` says; `where` names request and engine in errors.
+def checked_reply(reply: object, *, prompt: TokenIds, vocab_size: int, where: str) -> Generation:
+    """What SGLang's `reply` to `prompt` says; `where` names request and engine in errors.
 
     Raises ReplyInvalid, which names the field, and GenerationAborted, whatever comes in.
     """
     meta = _meta(reply, where)
     finish = _finish_reason(meta, where)
-    ids, logprobs, ids_json, content_json = _sampled(meta, vocab_size, where)
-    _check_counts(reply, meta, ids, prompt_ids, where)
+    ids, content_json = _sampled(meta, vocab_size, where)
+    _check_counts(reply, meta, ids, prompt, where)
     spans = _weight_spans(meta, len(ids), where)
-    request_id = str(meta.get("id", ""))
-    return Generation(request_id, ids, logprobs, finish, len(prompt_ids), spans, ids_json, content_json)
+    return Generation(str(meta.get("id", "")), ids, content_json, finish, len(prompt), spans)
 
 
 def _invalid(what: str, where: str) -> NoReturn:
@@ -80,29 +75,25 @@ def _finish_reason(meta: Mapping[str, Any], where: str) -> str:
     return kind
 
 
-def _sampled(meta: Mapping[str, Any], vocab_size: int, where: str) -> tuple[list[int], list[float], bytes, bytes]:
-    """Ids and log-probs of the reply, each checked; the ids and the response's content as JSON.
-
-    Whole-list tests first: one reply holds hundreds of tokens.
-    """
+def _sampled(meta: Mapping[str, Any], vocab_size: int, where: str) -> tuple[TokenIds, bytes]:
+    """Ids of the reply and the response's content, each id and each log-prob checked."""
     entries = meta.get("output_token_logprobs")
-    ids_json: bytes | None
     if isinstance(entries, Columns):
-        ids, logprobs, ids_json = entries.ids, entries.logprobs, entries.ids_json
-    elif isinstance(entries, list):
-        ids, logprobs = _columns_of(entries, where)
-        ids_json = integers_json(ids)
-    else:
+        if entries.ids.largest >= vocab_size:
+            _refuse_id(entries.ids.as_list(), vocab_size, where)
+        return entries.ids, entries.content_json
+    if not isinstance(entries, list):
         _invalid(f"{_ENTRIES} is missing", where)
-    if not ids:
-        return [], [], b"", b""
-    if ids_json is None or max(ids) >= vocab_size:
-        at, bad = next((i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)
-        _invalid(f"{_ENTRIES}[{at}] has the id {bad!r:.40}, the vocabulary size is {vocab_size}", where)
-    if isinstance(entries, Columns) and entries.all_floats and _are_log_probs(logprobs):
-        return ids, logprobs, ids_json, entries.content_json
-    logprobs = [_log_prob(value, at, where) for at, value in enumerate(logprobs)]
-    return ids, logprobs, ids_json, _content_json(ids, logprobs)
+    listed, logprobs = _columns_of(entries, where)
+    ids = TokenIds.of(listed)
+    if ids is None or ids.largest >= vocab_size:
+        _refuse_id(listed, vocab_size, where)
+    return ids, _content_json(listed, [_log_prob(value, at, where) for at, value in enumerate(logprobs)])
+
+
+def _refuse_id(ids: list[Any], vocab_size: int, where: str) -> NoReturn:
+    at, bad = first_outside(ids, vocab_size)
+    _invalid(f"{_ENTRIES}[{at}] has the id {bad!r:.40}, the vocabulary size is {vocab_size}", where)
 
 
 def _columns_of(entries: list[Any], where: str) -> tuple[list[Any], list[Any]]:
@@ -110,11 +101,6 @@ def _columns_of(entries: list[Any], where: str) -> tuple[list[Any], list[Any]]:
         return [entry[1] for entry in entries], [entry[0] for entry in entries]
     except (TypeError, KeyError, IndexError):
         _invalid(f"{_ENTRIES} is not a list of [log-prob, id, text]", where)
-
-
-def _are_log_probs(values: list[float]) -> bool:
-    """JSON has no NaN and no infinity, so that the ends say it all."""
-    return min(values) > MISSING_LOGPROB and max(values) <= 0.0
 
 
 def _content_json(ids: list[int], logprobs: list[float]) -> bytes:
@@ -130,17 +116,17 @@ def _log_prob(value: Any, at: int, where: str) -> float:
     return min(number, 0.0)
 
 
-def _check_counts(reply: Any, meta: Mapping[str, Any], ids: list[int], prompt_ids: Sequence[int], where: str) -> None:
-    for name, expected in (("completion_tokens", len(ids)), ("prompt_tokens", len(prompt_ids))):
+def _check_counts(reply: Any, meta: Mapping[str, Any], ids: TokenIds, prompt: TokenIds, where: str) -> None:
+    for name, expected in (("completion_tokens", len(ids)), ("prompt_tokens", len(prompt))):
         counted = meta.get(name, expected)
         if counted != expected:
             _invalid(f"meta_info.{name} is {counted!r:.40}, but there are {expected}", where)
     output_ids = reply.get("output_ids", ids)
-    if output_ids is not ids and output_ids != ids:
+    if output_ids is not ids and output_ids != ids.as_list():
         have = len(output_ids) if isinstance(output_ids, list) else "no list of"
         _invalid(f"output_ids ({have} ids) are not those of output_token_logprobs ({len(ids)} ids)", where)
     echoed = reply.get("prompt_token_ids")
-    if echoed is not None and echoed != list(prompt_ids):
+    if echoed is not None and echoed != prompt.as_list():
         _invalid("prompt_token_ids are not those that were sent", where)
 
 

@@ -1,54 +1,68 @@
-"""Lists of token ids beside their JSON, so that a prompt is looked at, and written, once. Pure."""
+"""Lists of token ids as JSON text, so that a prompt is looked at, and written, once. Pure."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import orjson
 
+from miles_verifiers.wire.scan import integers
+
 _KEY = b'"token_ids":['
 """Quotes within a JSON string are escaped: these bytes are never part of a text."""
-_OF_INTEGERS = b"0123456789,"
-"""What a JSON list of them holds between its brackets."""
 PLACEHOLDER = f"list {uuid.uuid4().hex}"
 """Stands where a list stood while the rest is parsed, so that it is known where that was. Nobody else can say it."""
 PLACEHOLDER_JSON = orjson.dumps(PLACEHOLDER)
 
 
-class TokenIds(list[int]):
-    """[N] integers from 0 on, with their JSON, which would else be made once to look at them and once more to send them."""
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Integers from 0 on."""
 
-    __slots__ = ("json",)
+    json: bytes
+    """With its brackets."""
+    count: int
+    largest: int
+    """-1 where there are none."""
 
-    def __init__(self, ids: Iterable[int], json: bytes) -> None:
-        super().__init__(ids)
-        self.json = json
-        """Between its brackets."""
+    def __len__(self) -> int:
+        return self.count
+
+    def as_list(self) -> list[int]:
+        ids: list[int] = orjson.loads(self.json)
+        return ids
+
+    @classmethod
+    def of(cls, ids: Sequence[Any]) -> Self | None:
+        """None if not all of them are integers from 0 on.
+
+        The encoder looks at every element anyway, and its text shows what they are: to check each one's type costs more.
+        """
+        try:
+            json = orjson.dumps(ids)
+        except TypeError:
+            return None
+        found = integers(json, 0)
+        return cls(json, *found[1:]) if found is not None else None
 
 
 def parsed_request(raw: bytes) -> Any:
     """What the JSON `raw` says, with TokenIds for `token_ids` where they can be had. Raises orjson.JSONDecodeError."""
-    start = raw.find(_KEY) + len(_KEY)
-    end = raw.find(b"]", start)
-    inner = raw[start:end]
-    if start < len(_KEY) or end < 0 or inner.translate(None, _OF_INTEGERS):
+    start = raw.find(_KEY) + len(_KEY) - 1
+    found = integers(raw, start) if start >= len(_KEY) - 1 else None
+    if found is None:
         return orjson.loads(raw)
-    body = orjson.loads(b"%b%b%b" % (raw[: start - 1], PLACEHOLDER_JSON, raw[end + 1 :]))
+    end, count, largest = found
+    body = orjson.loads(b"%b%b%b" % (raw[:start], PLACEHOLDER_JSON, raw[end:]))
     if not isinstance(body, dict) or body.get("token_ids") != PLACEHOLDER:
         return orjson.loads(raw)
-    body["token_ids"] = TokenIds(orjson.loads(b"[%b]" % inner), inner)
+    body["token_ids"] = TokenIds(raw[start:end], count, largest)
     return body
 
 
-def integers_json(ids: Sequence[Any]) -> bytes | None:
-    """`ids` as JSON between its brackets, or None if not all of them are integers from 0 on.
-
-    The encoder looks at every element anyway, and its text shows what they are: a type check of each costs three times as much.
-    """
-    try:
-        inner = orjson.dumps(ids)[1:-1]
-    except TypeError:
-        return None
-    return None if inner.translate(None, _OF_INTEGERS) else inner
+def first_outside(ids: Sequence[Any], vocab_size: int) -> tuple[int, Any]:
+    """Position and value of the first of `ids`, of which one at least is, that is no integer in [0, vocab_size)."""
+    return next((at, token) for at, token in enumerate(ids) if type(token) is not int or not 0 <= token < vocab_size)

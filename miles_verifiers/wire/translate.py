@@ -20,7 +20,7 @@ import orjson
 from miles_verifiers.errors import PromptTooLong, RequestRefused
 from miles_verifiers.wire.fields import BODY, SAMPLING, Field, Kind
 from miles_verifiers.wire.reply import Generation, checked_reply
-from miles_verifiers.wire.token_ids import TokenIds, integers_json
+from miles_verifiers.wire.token_ids import TokenIds, first_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,8 @@ def _sampling(params: object, prompt_len: int, limits: Limits) -> dict[str, Any]
     # One completion is what the wire gives anyway, so the number may be said.
     sampling = _mapped({k: v for k, v in params.items() if k != "n" or v != 1}, SAMPLING, "sampling_params.")
     sampling["max_new_tokens"] = _room(sampling.get("max_new_tokens"), prompt_len, limits)
-    stop_ids = checked_ids(
-        sampling.pop("stop_token_ids", None) or [], limits.vocab_size, "sampling_params.stop_token_ids"
-    )
+    stop_ids: list[int] = sampling.pop("stop_token_ids", None) or []
+    checked_ids(stop_ids, limits.vocab_size, "sampling_params.stop_token_ids")
     if merged := list(dict.fromkeys([*stop_ids, *limits.stop_token_ids])):
         sampling["stop_token_ids"] = merged
     stop = sampling.pop("stop", None) or []
@@ -159,16 +158,16 @@ _IS: dict[Kind, Callable[[object], bool]] = {
 
 def checked_ids(ids: object, vocab_size: int, name: str) -> TokenIds:
     """`ids` if it is a list of integers in [0, vocab_size). Raises RequestRefused with the first that is not."""
-    if not isinstance(ids, (list, tuple)):
+    if not isinstance(ids, (list, tuple, TokenIds)):
         raise RequestRefused(f"{name} is not a list of token ids")
-    json = ids.json if isinstance(ids, TokenIds) else integers_json(ids)
-    if json is None or (ids and max(ids) >= vocab_size):
-        at, bad = next((i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)
+    found = ids if isinstance(ids, TokenIds) else TokenIds.of(ids)
+    if found is None or found.largest >= vocab_size:
+        at, bad = first_outside(ids.as_list() if isinstance(ids, TokenIds) else ids, vocab_size)
         raise RequestRefused(
             f"{name}[{at}] = {bad!r:.40} is not a token id below the vocabulary size {vocab_size}",
             next_step="the tokenizer and the model do not belong together, or ids were made elsewhere",
         )
-    return ids if isinstance(ids, TokenIds) else TokenIds(ids, json)
+    return found
 
 
 def from_sglang(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, where: str) -> dict[str, Any]:
@@ -178,8 +177,9 @@ def from_sglang(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, wh
     `finish_reason`, stop or length. `weight_versions` says under which weights the tokens were sampled, in order.
     Raises ReplyInvalid, which names the field, and GenerationAborted.
     """
+    prompt = checked_ids(prompt_ids, vocab_size, "prompt_ids")
     response: dict[str, Any] = orjson.loads(
-        response_json(checked_reply(reply, prompt_ids=prompt_ids, vocab_size=vocab_size, where=where))
+        response_json(checked_reply(reply, prompt=prompt, vocab_size=vocab_size, where=where))
     )
     return response
 
@@ -187,14 +187,14 @@ def from_sglang(reply: object, *, prompt_ids: Sequence[int], vocab_size: int, wh
 def response_json(generation: Generation) -> bytes:
     """renderers' response as JSON, put together from parts that are JSON already."""
     versions = [{"version": span.version, "count": span.count} for span in generation.weight_versions]
-    usage = {"prompt_tokens": generation.prompt_tokens, "completion_tokens": len(generation.token_ids)}
+    usage = {"prompt_tokens": generation.prompt_tokens, "completion_tokens": len(generation.ids)}
     return b"".join(
         (
             b'{"request_id":',
             orjson.dumps(generation.request_id),
-            b',"choices":[{"token_ids":[',
-            generation.ids_json,
-            b'],"logprobs":{"content":[',
+            b',"choices":[{"token_ids":',
+            generation.ids.json,
+            b',"logprobs":{"content":[',
             generation.content_json,
             b']},"finish_reason":"',
             generation.finish_reason.encode(),

@@ -27,7 +27,7 @@ def test_a_first_prompt_over_its_own_limit_is_refused() -> None:
     limits = limits_of(config.load("cpu", overrides=["rollout.rollout_max_prompt_len=2"]).rollout, 10)
     with pytest.raises(PromptTooLong, match="first prompt"):
         to_sglang(REQUEST, limits, first=True)
-    assert to_sglang(REQUEST, limits, first=False)["input_ids"] == [1, 2, 3]
+    assert to_sglang(REQUEST, limits, first=False)["input_ids"].as_list() == [1, 2, 3]
 
 
 def test_what_is_loaded_is_not_looked_at_by_garbage_collections() -> None:

@@ -14,6 +14,7 @@ from miles_verifiers.errors import GenerationAborted, PromptTooLong, ReplyInvali
 from miles_verifiers.samples import WeightSpan
 from miles_verifiers.wire import fields
 from miles_verifiers.wire.reply import checked_reply
+from miles_verifiers.wire.token_ids import TokenIds
 from miles_verifiers.wire.translate import Limits, from_sglang, to_sglang
 
 LIMITS = Limits(vocab_size=VOCAB, max_context=100, max_response=20)
@@ -53,7 +54,7 @@ class TestToSGLang:
             "priority": 3,
         }
         assert to_sglang(body, LIMITS) == {
-            "input_ids": PROMPT,
+            "input_ids": TokenIds.of(PROMPT),
             "sampling_params": {
                 "temperature": 0.8,
                 "top_p": 1.0,
@@ -124,7 +125,7 @@ class TestToSGLang:
             to_sglang({**request(), "token_ids": ids}, LIMITS)
 
     def test_the_last_id_of_the_vocabulary_is_fine(self) -> None:
-        assert to_sglang({**request(), "token_ids": [VOCAB - 1]}, LIMITS)["input_ids"] == [VOCAB - 1]
+        assert to_sglang({**request(), "token_ids": [VOCAB - 1]}, LIMITS)["input_ids"].as_list() == [VOCAB - 1]
 
     @pytest.mark.parametrize(
         ("prompt", "asked", "room"), [(3, None, 20), (3, 7, 7), (3, 50, 20), (95, 7, 5), (99, None, 1)]
@@ -141,7 +142,7 @@ class TestToSGLang:
         limits = Limits(VOCAB, 100, 20, max_first_prompt=2)
         with pytest.raises(PromptTooLong, match="first prompt"):
             to_sglang(request(), limits, first=True)
-        assert to_sglang(request(), limits)["input_ids"] == PROMPT
+        assert to_sglang(request(), limits)["input_ids"].as_list() == PROMPT
 
     def test_stops_of_run_and_request_are_merged(self) -> None:
         limits = Limits(VOCAB, 100, 20, stop=("END", "x"), stop_token_ids=(2, 3))
@@ -163,12 +164,12 @@ class TestToSGLang:
             payload = to_sglang(body, LIMITS)
         except RequestRefused:
             return
-        assert all(0 <= token < VOCAB for token in payload["input_ids"])
+        assert all(0 <= token < VOCAB for token in payload["input_ids"].as_list())
 
     @given(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=99), st.integers(1, 200))
     def test_ids_pass_through_untouched(self, ids: list[int], asked: int) -> None:
         payload = to_sglang({"token_ids": ids, "sampling_params": {"max_tokens": asked}}, LIMITS)
-        assert payload["input_ids"] == ids
+        assert payload["input_ids"].as_list() == ids
         assert 1 <= payload["sampling_params"]["max_new_tokens"] <= min(asked, 20, 100 - len(ids))
 
 
@@ -269,7 +270,9 @@ class TestFromSGLang:
 
 class TestWeightSpans:
     def spans(self, reply: dict[str, Any]) -> list[WeightSpan]:
-        return checked_reply(reply, prompt_ids=PROMPT, vocab_size=VOCAB, where="").weight_versions
+        prompt = TokenIds.of(PROMPT)
+        assert prompt is not None
+        return checked_reply(reply, prompt=prompt, vocab_size=VOCAB, where="").weight_versions
 
     def test_one_version(self) -> None:
         assert self.spans(good_reply([5, 6, 2])) == [WeightSpan("7", 3)]
