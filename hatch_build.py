@@ -10,7 +10,6 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError
 
 SOURCE = "miles_verifiers/wire/_scan.c"
 TARGET = "miles_verifiers/wire/_scan.abi3.so"
@@ -36,18 +35,24 @@ class CompileScan(BuildHookInterface):  # type: ignore[type-arg]
             build_data["force_include"][str(built)] = TARGET
 
     def _compile(self, root: Path, target: Path) -> bool:
-        extension = Extension("_scan", [str(root / SOURCE)], extra_compile_args=FLAGS, py_limited_api=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as aside:
-            command = build_ext(Distribution({"ext_modules": [extension]}))
-            command.build_lib = command.build_temp = aside
-            try:
+        # "optional": where it cannot be compiled, setuptools warns and goes on.
+        extension = Extension(
+            "_scan", [str(root / SOURCE)], extra_compile_args=FLAGS, py_limited_api=True, optional=True
+        )
+        try:
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as aside:
+                command = build_ext(Distribution({"ext_modules": [extension]}))
+                command.build_lib = command.build_temp = aside
                 command.ensure_finalized()
                 command.run()
-            except BaseError as error:
-                self.app.display_warning(f"the wire's scan runs in Python, as it cannot be compiled: {error}")
-                return False
-            Path(command.get_ext_fullpath("_scan")).replace(target)
-        return True
+                made = Path(command.get_ext_fullpath("_scan"))
+                if made.exists():
+                    made.replace(target)
+                    return True
+            self.app.display_warning("the wire's scan runs in Python: it could not be compiled")
+        except OSError as error:
+            self.app.display_warning(f"the wire's scan runs in Python: its folder cannot be written to: {error}")
+        return False
 
 
 def _is_newer(file: Path, sources: list[Path]) -> bool:

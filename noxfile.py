@@ -12,7 +12,7 @@ nox.options.error_on_external_run = True
 nox.options.reuse_existing_virtualenvs = True
 nox.options.default_venv_backend = "uv"
 
-SOURCES = ("miles_verifiers", "tests", "bench", "environments", "noxfile.py")
+SOURCES = ("miles_verifiers", "tests", "bench", "environments", "noxfile.py", "hatch_build.py")
 # Ray and engines need a moment to stop; Nox would kill after 0.3 s.
 INTERRUPT_S, TERMINATE_S = 12.0, 5.0
 COMPILE = (

@@ -4,8 +4,8 @@ A stub engine in a process of its own answers a prebuilt reply: 1,024 prompt ids
 is a process of its own, and so is the gateway, whose CPU is counted together with its client's. Rounds take the three in
 turn; a ratio is the median over rounds of what was measured within the same round.
 
-All processes share one core, where ratios vary less on a machine that does other things, too; `--spread` lets them use every
-core, as they do in use. Ratios of the two differ, in favour of the first: state which one it is.
+The processes use every core, as they do in use, or share one (`--one-core`); ratios of the two differ. `--uncompiled` shows
+what the wire costs where it was installed without a C compiler.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.wire_process import COMPLETION, PROMPT
+from miles_verifiers.wire.scan import COMPILED
 
 GOALS = {"in-process transport": 1.35, "gateway": 2.5}
 """Times the raw client's CPU per request."""
@@ -105,13 +106,16 @@ class Measured:
 
 def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
-    if not arguments.spread:
+    if arguments.one_core:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # children inherit it
-    with subjects() as all_of_them:
+    with subjects(compiled=COMPILED and not arguments.uncompiled) as all_of_them:
         for subject in all_of_them:
             subject.run(500, 64)  # connections, caches, lazy imports
         main_rounds = rounds(all_of_them, arguments.rounds, arguments.requests, 64)
-        result: dict[str, Any] = {"in_flight_64": summary(main_rounds)}
+        result: dict[str, Any] = {
+            "compiled": COMPILED and not arguments.uncompiled,
+            "in_flight_64": summary(main_rounds),
+        }
         scale = [] if arguments.no_scale else list(SCALE)
         result["scale"] = {n: summary(rounds(all_of_them, 3, max(arguments.requests // 2, n), n)) for n in scale}
         result["memory"] = (
@@ -125,18 +129,19 @@ def main(argv: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def subjects() -> Iterator[list[Subject]]:
+def subjects(*, compiled: bool) -> Iterator[list[Subject]]:
+    options = [] if compiled else ["uncompiled"]
     with contextlib.ExitStack() as stack:
 
         def start(module: str, *arguments: str) -> Process:
             return stack.enter_context(contextlib.closing(Process(module, *arguments)))
 
         engine = start("bench.stub_engine", str(PROMPT), str(COMPLETION)).line()
-        gateway = start("bench.wire_process", "gateway", engine)
+        gateway = start("bench.wire_process", "gateway", engine, *options)
         client = start("bench.wire_process", "client", gateway.line())
         yield [
             Subject(RAW, start("bench.wire_process", "raw", engine)),
-            Subject("in-process transport", start("bench.wire_process", "transport", engine)),
+            Subject("in-process transport", start("bench.wire_process", "transport", engine, *options)),
             Subject("gateway", client, gateway),
         ]
 
@@ -172,7 +177,8 @@ def memory(subject: Subject, requests: int) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     console = Console()
-    title = f"{PROMPT} prompt ids, {COMPLETION} sampled ids with log-probs, 64 in flight"
+    scan = "compiled" if result["compiled"] else "in Python"
+    title = f"{PROMPT} prompt ids, {COMPLETION} sampled ids with log-probs, 64 in flight, scan {scan}"
     table = Table("", "requests/s", "CPU us: client", "gateway", "x raw", "range", "goal", title=title)
     for name, row in result["in_flight_64"].items():
         low, high = row["ratios"]
@@ -201,7 +207,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=2000, help="per subject and round")
     parser.add_argument("--no-scale", action="store_true", help="leave out 16 to 1,024 in flight")
     parser.add_argument("--memory", type=int, default=0, metavar="N", help="watch memory over N requests, say 100000")
-    parser.add_argument("--spread", action="store_true", help="let the processes use every core, not one")
+    parser.add_argument("--one-core", action="store_true", help="let the processes share one core")
+    parser.add_argument("--uncompiled", action="store_true", help="measure the wire as it is without a C compiler")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--check", action="store_true", help="exit code 1 where a goal is missed")
     return parser

@@ -1,4 +1,4 @@
-"""The processes that `bench.wire` measures: python -m bench.wire_process ROLE URL.
+"""The processes that `bench.wire` measures: python -m bench.wire_process ROLE URL [uncompiled].
 
     raw        aiohttp + orjson, no translation, up to the parsed reply of the engine: the limit
     transport  MilesSGLangTransport, up to the bytes that renderers parses
@@ -25,6 +25,7 @@ import psutil
 import uvloop
 
 from bench.stub_engine import VOCAB
+from miles_verifiers.wire import columns, scan, token_ids
 from miles_verifiers.wire.gateway import Gateway, Serving
 from miles_verifiers.wire.translate import Limits
 from miles_verifiers.wire.transport import GENERATE_PATH, SESSION_HEADER, MilesSGLangTransport
@@ -137,5 +138,7 @@ async def gateway(url: str) -> None:
 
 
 if __name__ == "__main__":
-    role, url = sys.argv[1:3]
+    role, url, *uncompiled = sys.argv[1:]
+    if uncompiled:
+        columns.rows, token_ids.integers = scan.rows_in_python, scan.integers_in_python
     uvloop.run(gateway(url)) if role == "gateway" else asyncio.run(client(role, url))

@@ -67,9 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(gateway: Gateway) -> None:
+    from miles_verifiers.wire.scan import COMPILED
+
     limits, engines = gateway.wire.limits, " ".join(gateway.wire.client.urls)
     what = f"model {gateway.model}, context {limits.max_context}, vocabulary {limits.vocab_size}"
-    print(f"gateway {gateway.url} -> {engines}: {what}", flush=True)
+    slower = "" if COMPILED else "; installed without a C compiler, so that a request costs half as much again"
+    print(f"gateway {gateway.url} -> {engines}: {what}{slower}", flush=True)
 
 
 def _url(text: str) -> str:

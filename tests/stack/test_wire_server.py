@@ -19,6 +19,7 @@ from miles_verifiers.samples import WeightSpan
 from miles_verifiers.settings import EngineSection
 from miles_verifiers.wire.columns import Columns, parsed
 from miles_verifiers.wire.gateway import Gateway
+from miles_verifiers.wire.scan import COMPILED
 from miles_verifiers.wire.serve import Wanted, settled
 from miles_verifiers.wire.translate import Limits
 from miles_verifiers.wire.transport import GENERATE_PATH, MilesSGLangTransport
@@ -98,6 +99,7 @@ async def test_what_sglang_says_arrives(engine: EngineServer, limits: Limits, wa
 
 
 async def test_its_replies_are_parsed_by_columns(engine: EngineServer) -> None:
+    assert COMPILED, "this interpreter must have the compiled scan of the one that built it"
     body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 3}, "return_logprob": True}
     async with aiohttp.ClientSession() as http, http.post(f"{engine.url}/generate", json=body) as response:
         raw = await response.read()
