@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from miles_verifiers.provision.roles import Roles, environment_lock, gpus_needed
 from miles_verifiers.provision.stack import image_stack
 from miles_verifiers.rundir import RunDir, env_role
 from miles_verifiers.settings import RunConfig
+from miles_verifiers.temporary import short_folder
 from miles_verifiers.verify import Report, verify
 
 PHASES = ("prepare", "convert", "train", "verify")
@@ -116,7 +116,7 @@ class Job:
 
     def _child(self, command: Command) -> str:
         """Run one of the plan's commands; its last line is its result as JSON."""
-        with _short_folder() as temporary:
+        with short_folder() as temporary:
             # Whatever a library leaves in a temporary folder or in a cache of its own is gone with this one.
             env = environ.without_secrets(process.child_environment()) | command.environment
             passed = {name for each in self.config.all_environments for name in each.pass_variables}
@@ -221,13 +221,6 @@ def _make(run: RunDir) -> None:
             where=str(run.path),
             next_step="name another one with --run-dir",
         ) from None
-
-
-def _short_folder() -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder whose path leaves room for Ray's sockets: their addresses may have 107 characters."""
-    short = "/tmp"  # noqa: S108 - mkdtemp makes a folder of our own in it
-    parent = short if os.access(short, os.W_OK) else None
-    return tempfile.TemporaryDirectory(prefix="mv-", dir=parent, ignore_cleanup_errors=True)
 
 
 def _check_disk(path: Path) -> None:

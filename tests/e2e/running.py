@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +12,8 @@ import uuid
 from pathlib import Path
 
 import psutil
+
+from miles_verifiers.temporary import sweep
 
 MARK = "MILES_VERIFIERS_TEST_RUN"
 STOP_S = 10.0
@@ -92,15 +93,11 @@ class Run:
         return found
 
     def kill(self) -> None:
-        """Kill it outright, wait until all that it started is gone, and remove what a killed process cannot remove."""
-        temporary = {
-            Path(folder) for folder in map(_temporary_folder, self.processes()) if folder.startswith("/tmp/mv-")
-        }
+        """Kill it outright, wait until all that it started is gone, and remove what it could not, as the next run does."""
         self.process.kill()
         self.end(timeout=5)
         assert self.gone_within(STOP_S), [p.cmdline() for p in self.processes()]
-        for left in temporary:
-            shutil.rmtree(left, ignore_errors=True)
+        sweep()
 
     def gone_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -109,13 +106,6 @@ class Run:
                 return False
             time.sleep(0.1)
         return True
-
-
-def _temporary_folder(process: psutil.Process) -> str:
-    try:
-        return process.environ().get("TMPDIR", "")
-    except psutil.Error:
-        return ""
 
 
 def leftovers() -> set[str]:
