@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -22,38 +24,37 @@ class CompileScan(BuildHookInterface):  # type: ignore[type-arg]
     """Beside its source for an editable install, into the wheel else."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        root = Path(self.root)
+        self._kept = tempfile.TemporaryDirectory()  # until the builder has taken the file
+        made = self._compiled(Path(self._kept.name))
         if version == "editable":
-            if not _is_newer(root / TARGET, [root / SOURCE, Path(__file__)]):
-                self._compile(root, root / TARGET)
-            return
-        self._kept = tempfile.TemporaryDirectory()
-        built = Path(self._kept.name) / Path(TARGET).name
-        if self._compile(root, built):
+            self._put(made, Path(self.root, TARGET))
+        elif made is not None:
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data |= {"pure_python": False, "tag": f"cp311-abi3-{platform}"}
-            build_data["force_include"][str(built)] = TARGET
+            build_data["force_include"][str(made)] = TARGET
 
-    def _compile(self, root: Path, target: Path) -> bool:
+    def _compiled(self, folder: Path) -> Path | None:
+        source = str(Path(self.root, SOURCE))
         # "optional": where it cannot be compiled, setuptools warns and goes on.
-        extension = Extension(
-            "_scan", [str(root / SOURCE)], extra_compile_args=FLAGS, py_limited_api=True, optional=True
-        )
+        extension = Extension("_scan", [source], extra_compile_args=FLAGS, py_limited_api=True, optional=True)
+        command = build_ext(Distribution({"ext_modules": [extension]}))
+        command.build_lib = command.build_temp = str(folder)
+        command.ensure_finalized()
+        command.run()
+        made = Path(command.get_ext_fullpath("_scan"))
+        if made.exists():
+            return made
+        self.app.display_warning("the wire's scan runs in Python: it could not be compiled")
+        return None
+
+    def _put(self, made: Path | None, target: Path) -> None:
+        """`made` in place of `target`, which is gone where nothing was made: it would be of another source."""
+        aside = target.with_name(f".{os.getpid()}.so")
         try:
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as aside:
-                command = build_ext(Distribution({"ext_modules": [extension]}))
-                command.build_lib = command.build_temp = aside
-                command.ensure_finalized()
-                command.run()
-                made = Path(command.get_ext_fullpath("_scan"))
-                if made.exists():
-                    made.replace(target)
-                    return True
-            self.app.display_warning("the wire's scan runs in Python: it could not be compiled")
+            if made is None:
+                target.unlink(missing_ok=True)
+            else:
+                shutil.copyfile(made, aside)
+                aside.replace(target)
         except OSError as error:
-            self.app.display_warning(f"the wire's scan runs in Python: its folder cannot be written to: {error}")
-        return False
-
-
-def _is_newer(file: Path, sources: list[Path]) -> bool:
-    return file.exists() and all(file.stat().st_mtime > source.stat().st_mtime for source in sources)
+            self.app.display_warning(f"the wire's scan stays as it is: {error}")

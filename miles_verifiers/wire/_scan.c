@@ -187,14 +187,25 @@ integers(PyObject *Py_UNUSED(module), PyObject *args)
     return Py_BuildValue("nnL", start + (at + 1 - text), count, largest);
 }
 
+/* What scan.py asks for: an installed file may be older than the Python beside it. */
+#define VERSION 1
+
+static int
+set_version(PyObject *module)
+{
+    return PyModule_AddIntConstant(module, "VERSION", VERSION);
+}
+
 static PyMethodDef methods[] = {
     {"rows", rows, METH_VARARGS, "See scan.py."},
     {"integers", integers, METH_VARARGS, "See scan.py."},
     {NULL, NULL, 0, NULL},
 };
 
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_version}, {0, NULL}};
+
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, .m_name = "_scan", .m_doc = "See scan.py.", .m_methods = methods,
+    PyModuleDef_HEAD_INIT, .m_name = "_scan", .m_doc = "See scan.py.", .m_methods = methods, .m_slots = slots,
 };
 
 PyMODINIT_FUNC

@@ -25,6 +25,7 @@ from miles_verifiers.errors import (
     PromptTooLong,
     ReplyInvalid,
     RequestRefused,
+    shown,
 )
 from miles_verifiers.wire.columns import parsed
 from miles_verifiers.wire.http.answers import Answer, BrokenAnswer
@@ -254,5 +255,5 @@ def _message(raw: bytes) -> str:
         error = body.get("error", body)
         for key in ("message", "detail"):
             if isinstance(error, dict) and error.get(key):
-                return str(error[key])[:500]
-    return str(body)[:500]
+                return error[key][:500] if isinstance(error[key], str) else shown(error[key])
+    return shown(body)

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from miles_verifiers.wire.scan import rows
-from miles_verifiers.wire.token_ids import PLACEHOLDER, PLACEHOLDER_JSON, TokenIds
+from miles_verifiers.wire.token_ids import PLACEHOLDER, PLACEHOLDER_JSON, TokenIds, parsed_with_placeholders
 
 _KEY = b'"output_token_logprobs":['
 """Quotes within a JSON string are escaped: these bytes are never part of a text."""
@@ -41,20 +41,23 @@ def parsed(raw: bytes) -> Any:
         return orjson.loads(raw)
     end, count, largest, ids_json, content_json = found
     ids = TokenIds(ids_json, count, largest)
-    reply = orjson.loads(b"%b%b%b" % (_without_ids(raw[:start], ids.json), PLACEHOLDER_JSON, raw[end:]))
+    before, lacks_ids = _without_ids(raw[:start], ids.json)
+    reply = parsed_with_placeholders(b"%b%b%b" % (before, PLACEHOLDER_JSON, raw[end:]), raw)
     meta = reply.get("meta_info") if isinstance(reply, dict) else None
     if not isinstance(meta, dict) or meta.get("output_token_logprobs") != PLACEHOLDER:
         return orjson.loads(raw)
     meta["output_token_logprobs"] = Columns(ids, content_json)
-    if reply.get("output_ids") == PLACEHOLDER:
+    if lacks_ids:
+        if reply.get("output_ids") != PLACEHOLDER:  # those of another object were taken out
+            return orjson.loads(raw)
         reply["output_ids"] = ids
     return reply
 
 
-def _without_ids(text: bytes, ids_json: bytes) -> bytes:
-    """`text` with a placeholder for `output_ids`, where they are the same ids once more."""
+def _without_ids(text: bytes, ids_json: bytes) -> tuple[bytes, bool]:
+    """`text` with a placeholder for `output_ids`, where they are the same ids once more, and whether they are."""
     at = text.find(_IDS_KEY) + len(_IDS_KEY)
     # Not bytes.replace, which takes longer to prepare for so long a needle than the list takes to be parsed.
     if at < len(_IDS_KEY) or not text.startswith(ids_json, at):
-        return text
-    return b"%b%b%b" % (text[:at], PLACEHOLDER_JSON, text[at + len(ids_json) :])
+        return text, False
+    return b"%b%b%b" % (text[:at], PLACEHOLDER_JSON, text[at + len(ids_json) :]), True

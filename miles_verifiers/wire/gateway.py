@@ -33,6 +33,7 @@ from miles_verifiers.errors import (
     QueueFull,
     RequestRefused,
     WireError,
+    shown,
 )
 from miles_verifiers.wire.admission import Admission
 from miles_verifiers.wire.client import Deadlines
@@ -201,7 +202,7 @@ class Gateway:
         model = body.get("model") if isinstance(body, dict) else None
         if model is not None and model != self.model:
             raise ModelUnknown(
-                f"the model {model!r:.80} does not exist", next_step=f"the gateway serves {self.model!r}"
+                f"the model {shown(model)} does not exist", next_step=f"the gateway serves {self.model!r}"
             )
 
     async def _models(self, request: Request) -> Response:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from miles_verifiers.errors import GenerationAborted, ReplyInvalid
+from miles_verifiers.errors import GenerationAborted, ReplyInvalid, shown
 from miles_verifiers.samples import WeightSpan
 from miles_verifiers.wire.columns import Columns
 from miles_verifiers.wire.scan import MISSING_LOGPROB
@@ -50,7 +50,8 @@ def checked_reply(reply: object, *, prompt: TokenIds, vocab_size: int, where: st
     ids, content_json = _sampled(meta, vocab_size, where)
     _check_counts(reply, meta, ids, prompt, where)
     spans = _weight_spans(meta, len(ids), where)
-    return Generation(str(meta.get("id", "")), ids, content_json, finish, len(prompt), spans)
+    request_id = meta.get("id")
+    return Generation(request_id if isinstance(request_id, str) else "", ids, content_json, finish, len(prompt), spans)
 
 
 def _invalid(what: str, where: str) -> NoReturn:
@@ -69,9 +70,10 @@ def _finish_reason(meta: Mapping[str, Any], where: str) -> str:
     kind = reason.get("type") if isinstance(reason, Mapping) else reason
     if kind == "abort":
         said = reason.get("message") if isinstance(reason, Mapping) else None
-        raise GenerationAborted(f"the engine aborted the request: {said or 'no reason given'}", where=where)
+        why = said if isinstance(said, str) and said else "no reason given"
+        raise GenerationAborted(f"the engine aborted the request: {why}", where=where)
     if not isinstance(kind, str) or kind not in _FINISH_REASONS:
-        _invalid(f"meta_info.finish_reason is {reason!r:.80}", where)
+        _invalid(f"meta_info.finish_reason is {shown(reason)}", where)
     return kind
 
 
@@ -93,7 +95,7 @@ def _sampled(meta: Mapping[str, Any], vocab_size: int, where: str) -> tuple[Toke
 
 def _refuse_id(ids: list[Any], vocab_size: int, where: str) -> NoReturn:
     at, bad = first_outside(ids, vocab_size)
-    _invalid(f"{_ENTRIES}[{at}] has the id {bad!r:.40}, the vocabulary size is {vocab_size}", where)
+    _invalid(f"{_ENTRIES}[{at}] has the id {shown(bad)}, the vocabulary size is {vocab_size}", where)
 
 
 def _columns_of(entries: list[Any], where: str) -> tuple[list[Any], list[Any]]:
@@ -112,7 +114,7 @@ def _log_prob(value: Any, at: int, where: str) -> float:
     """`value` as a log-prob; what rounding put above zero is zero."""
     number = float(value) if type(value) is int and abs(value) < 2**53 else value
     if type(number) is not float or not MISSING_LOGPROB < number <= _ROUNDING:  # which NaN is not, either
-        _invalid(f"{_ENTRIES}[{at}] has the log-prob {value!r:.40}", where)
+        _invalid(f"{_ENTRIES}[{at}] has the log-prob {shown(value)}", where)
     return min(number, 0.0)
 
 
@@ -120,7 +122,7 @@ def _check_counts(reply: Any, meta: Mapping[str, Any], ids: TokenIds, prompt: To
     for name, expected in (("completion_tokens", len(ids)), ("prompt_tokens", len(prompt))):
         counted = meta.get(name, expected)
         if counted != expected:
-            _invalid(f"meta_info.{name} is {counted!r:.40}, but there are {expected}", where)
+            _invalid(f"meta_info.{name} is {shown(counted)}, but there are {expected}", where)
     output_ids = reply.get("output_ids", ids)
     if output_ids is not ids and output_ids != ids.as_list():
         have = len(output_ids) if isinstance(output_ids, list) else "no list of"
@@ -140,8 +142,9 @@ def _weight_spans(meta: Mapping[str, Any], count: int, where: str) -> list[Weigh
     spans = meta.get("weight_versions")
     if spans is None:
         version = meta.get("weight_version")
-        if version is None:
-            _invalid("meta_info.weight_version is missing", where)
+        if not isinstance(version, (str, int)):
+            what = "missing" if version is None else shown(version)
+            _invalid(f"meta_info.weight_version is {what}", where)
         return [WeightSpan(str(version), count)]
     out, at = [], 0
     for span in spans if isinstance(spans, list) else [None]:
@@ -151,7 +154,7 @@ def _weight_spans(meta: Mapping[str, Any], count: int, where: str) -> list[Weigh
                 if end > start:
                     out.append(WeightSpan(version, end - start))
             case _:
-                _invalid(f"meta_info.weight_versions has the span {span!r:.80} at token {at}", where)
+                _invalid(f"meta_info.weight_versions has the span {shown(span)} at token {at}", where)
     if at != count:
         _invalid(f"meta_info.weight_versions cover {at} of {count} tokens", where)
     return out

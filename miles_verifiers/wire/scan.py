@@ -15,6 +15,8 @@ import orjson
 
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM and SGLang put where they have no log-prob; renderers refuses exactly this value."""
+_VERSION: Final = 1
+"""Of `_scan.c`. It changes with what its functions take and give, as the compiled file may be of an earlier install."""
 _OF_INTEGERS: Final = b"0123456789,"
 _OF_ROWS: Final = b"0123456789.-+eE"
 
@@ -44,7 +46,8 @@ def rows_in_python(raw: bytes, start: int) -> tuple[int, int, int, bytes, bytes]
         return None
     split = text[2 : -len(b",null]]")].split(b",null],[")
     lines = b"\n".join(split)
-    if lines.translate(None, _OF_ROWS) != b",\n" * (len(split) - 1) + b",":
+    # "-0" is a number that encoders never write, and an integer from 0 on to parsers.
+    if lines.translate(None, _OF_ROWS) != b",\n" * (len(split) - 1) + b"," or b",-" in lines:
         return None
     try:
         flat = orjson.loads(b"[%b]" % lines.replace(b"\n", b","))
@@ -62,9 +65,12 @@ def rows_in_python(raw: bytes, start: int) -> tuple[int, int, int, bytes, bytes]
 
 try:
     from miles_verifiers.wire import _scan
-except ImportError:  # no compiler when it was installed, or another platform's file
+
+    COMPILED = _scan.VERSION == _VERSION
+except (ImportError, AttributeError):  # no compiler when it was installed, or another platform's file
     COMPILED = False
-    integers, rows = integers_in_python, rows_in_python
-else:
-    COMPILED = True
+
+if COMPILED:
     integers, rows = _scan.integers, _scan.rows
+else:
+    integers, rows = integers_in_python, rows_in_python

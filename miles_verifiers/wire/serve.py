@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from miles_verifiers.errors import ConfigError, EngineUnreachable, Interrupted
+from miles_verifiers.errors import ConfigError, EngineUnreachable, Interrupted, shown
 from miles_verifiers.wire.client import Deadlines
 from miles_verifiers.wire.gateway import Gateway, Serving
 from miles_verifiers.wire.translate import Limits
@@ -124,7 +124,7 @@ def _vocab_size(folder: object, engine: str) -> int:
             next_step=hint,
         ) from None
     if not isinstance(size, int) or size < 1:
-        raise ConfigError(f"vocab_size is {size!r:.40}", where=f"{folder}/config.json", next_step=hint)
+        raise ConfigError(f"vocab_size is {shown(size)}", where=f"{folder}/config.json", next_step=hint)
     return size
 
 

@@ -42,11 +42,11 @@ class TokenIds:
         The encoder looks at every element anyway, and its text shows what they are: to check each one's type costs more.
         """
         try:
-            json = orjson.dumps(ids)
+            json = orjson.dumps(ids if type(ids) is list else list(ids))
         except TypeError:
             return None
         found = integers(json, 0)
-        return cls(json, *found[1:]) if found is not None else None
+        return cls(json, *found[1:]) if found is not None and found[0] == len(json) else None
 
 
 def parsed_request(raw: bytes) -> Any:
@@ -56,13 +56,22 @@ def parsed_request(raw: bytes) -> Any:
     if found is None:
         return orjson.loads(raw)
     end, count, largest = found
-    body = orjson.loads(b"%b%b%b" % (raw[:start], PLACEHOLDER_JSON, raw[end:]))
+    body = parsed_with_placeholders(b"%b%b%b" % (raw[:start], PLACEHOLDER_JSON, raw[end:]), raw)
     if not isinstance(body, dict) or body.get("token_ids") != PLACEHOLDER:
         return orjson.loads(raw)
     body["token_ids"] = TokenIds(raw[start:end], count, largest)
     return body
 
 
+def parsed_with_placeholders(text: bytes, raw: bytes) -> Any:
+    """What `text` says, which is `raw` but for its placeholders. Raises orjson.JSONDecodeError, with the place in `raw`."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return orjson.loads(raw)
+
+
 def first_outside(ids: Sequence[Any], vocab_size: int) -> tuple[int, Any]:
-    """Position and value of the first of `ids`, of which one at least is, that is no integer in [0, vocab_size)."""
-    return next((at, token) for at, token in enumerate(ids) if type(token) is not int or not 0 <= token < vocab_size)
+    """Position and value of the first of `ids` that is no integer in [0, vocab_size); there is one."""
+    bad = ((at, token) for at, token in enumerate(ids) if type(token) is not int or not 0 <= token < vocab_size)
+    return next(bad, (0, ids))

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from miles_verifiers.errors import PromptTooLong, RequestRefused
+from miles_verifiers.errors import PromptTooLong, RequestRefused, shown
 from miles_verifiers.wire.fields import BODY, SAMPLING, Field, Kind
 from miles_verifiers.wire.reply import Generation, checked_reply
 from miles_verifiers.wire.token_ids import TokenIds, first_outside
@@ -67,9 +67,8 @@ def _sampling(params: object, prompt_len: int, limits: Limits) -> dict[str, Any]
     # One completion is what the wire gives anyway, so the number may be said.
     sampling = _mapped({k: v for k, v in params.items() if k != "n" or v != 1}, SAMPLING, "sampling_params.")
     sampling["max_new_tokens"] = _room(sampling.get("max_new_tokens"), prompt_len, limits)
-    stop_ids: list[int] = sampling.pop("stop_token_ids", None) or []
-    checked_ids(stop_ids, limits.vocab_size, "sampling_params.stop_token_ids")
-    if merged := list(dict.fromkeys([*stop_ids, *limits.stop_token_ids])):
+    stop_ids = checked_ids(sampling.pop("stop_token_ids", []), limits.vocab_size, "sampling_params.stop_token_ids")
+    if merged := list(dict.fromkeys([*stop_ids.as_list(), *limits.stop_token_ids])):
         sampling["stop_token_ids"] = merged
     stop = sampling.pop("stop", None) or []
     if texts := list(dict.fromkeys([*([stop] if isinstance(stop, str) else stop), *limits.stop])):
@@ -102,7 +101,7 @@ def _mapped(given: Mapping[Any, Any], table: Mapping[str, Field], prefix: str) -
         if field.action == "refuse":
             raise RequestRefused(f"{prefix}{name} is not supported: {field.reason}")
         if not _IS[field.kind](value):
-            raise RequestRefused(f"{prefix}{name} is not a valid {field.kind}: {value!r:.80}")
+            raise RequestRefused(f"{prefix}{name} is not a valid {field.kind}: {shown(value)}")
         if field.target in out:
             raise RequestRefused(f"{prefix}{name} is given twice, under two names of {field.target}")
         out[field.target] = value
@@ -164,7 +163,7 @@ def checked_ids(ids: object, vocab_size: int, name: str) -> TokenIds:
     if found is None or found.largest >= vocab_size:
         at, bad = first_outside(ids.as_list() if isinstance(ids, TokenIds) else ids, vocab_size)
         raise RequestRefused(
-            f"{name}[{at}] = {bad!r:.40} is not a token id below the vocabulary size {vocab_size}",
+            f"{name}[{at}] = {shown(bad)} is not a token id below the vocabulary size {vocab_size}",
             next_step="the tokenizer and the model do not belong together, or ids were made elsewhere",
         )
     return found

@@ -13,6 +13,7 @@ import pytest
 from miles_verifiers import temporary
 from miles_verifiers.temporary import short_folder, sweep
 
+LOCK = temporary._LOCK
 LIVES = (
     "import sys; from pathlib import Path; from miles_verifiers import temporary\n"
     "temporary._SHORT = Path(sys.argv[1])\n"
@@ -67,16 +68,43 @@ def test_of_a_run_that_lives_it_stays(parent: Path) -> None:
 def test_what_is_not_ours_stays(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (parent / "mv-file").touch()
     (parent / "mv-unlocked").mkdir()
+    (parent / "mv-unlocked" / ".lock").touch()
     (parent / "other" / "deep").mkdir(parents=True)
-    (parent / "other" / ".lock").touch()
+    (parent / "other" / LOCK).touch()
     (parent / "mv-linked").symlink_to(parent / "other")
     before = sorted(parent.rglob("*"))
     sweep(parent)
     assert sorted(parent.rglob("*")) == before
-    (parent / "mv-unlocked" / ".lock").touch()
+    (parent / "mv-unlocked" / LOCK).touch()
     with monkeypatch.context() as patch:
         patch.setattr(os, "getuid", lambda: 12345)
         sweep(parent)
     assert (parent / "mv-unlocked").is_dir()
     sweep(parent)
     assert not (parent / "mv-unlocked").exists(), "the control: it was the user that kept it"
+
+
+def test_what_cannot_be_removed_yet_is_removed_another_time(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where children of a run that was killed still write."""
+    folder = parent / "mv-left"
+    (folder / "ray").mkdir(parents=True)
+    (folder / LOCK).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(temporary.shutil, "rmtree", lambda *_, **__: None)
+        sweep(parent)
+    assert (folder / "ray").is_dir(), "the control: it was not removed"
+    sweep(parent)
+    assert not folder.exists()
+
+
+def test_one_whose_making_was_cut_off_is_removed_after_an_hour(parent: Path) -> None:
+    kept = [parent / name for name in (".mv-young", ".mv-full")]
+    gone = [parent / name for name in (".mv-empty", ".mv-locked")]
+    for folder in kept + gone:
+        folder.mkdir()
+    (parent / ".mv-locked" / LOCK).touch()
+    (parent / ".mv-full" / "file").touch()
+    for folder in [*gone, parent / ".mv-full"]:
+        os.utime(folder, (0, 0))
+    sweep(parent)
+    assert sorted(parent.iterdir()) == sorted(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,6 +106,9 @@ GOOD = orjson.dumps(good_reply([5, 6, 2]))
         GOOD.replace(b'"output_ids":[5,6,2]', b'"output_ids":[5,6,2],"output_ids":[1]'),
         GOOD.replace(b'"output_ids":[5,6,2]', b'"output_ids":[5.0,6,2]'),
         orjson.dumps({**good_reply([5], output_token_logprobs=...), "output_token_logprobs": [[-0.5, 5, None]]}),
+        GOOD.replace(b'"output_ids":[5,6,2],', b"").replace(b'"rid-of-the-engine"', b'{"output_ids":[5,6,2]}'),
+        GOOD.replace(b'"output_ids":[5,6,2],', b"").replace(b'"7"', b'{"output_ids":[5,6,2]}'),
+        GOOD.replace(b"5,null", b"-0,null"),
         b'[{"output_token_logprobs":[[-0.5,5,null]]}]',
         b'{"meta_info":{"x\\"output_token_logprobs":[[-0.5,5,null]]}}',
         json.dumps(good_reply([5, 6, 2])).encode(),
@@ -119,8 +123,8 @@ def test_damage_is_damage_both_ways(at: int, put: bytes, lost: int) -> None:
     raw = GOOD[:at] + put + GOOD[at + lost :]
     try:
         plainly = said(orjson.loads(raw))
-    except orjson.JSONDecodeError:
-        with pytest.raises(orjson.JSONDecodeError):
+    except orjson.JSONDecodeError as error:
+        with pytest.raises(orjson.JSONDecodeError, match=f"^{re.escape(str(error))}$"):
             parsed(raw)
         return
     assert said(parsed(raw)) == plainly

@@ -88,7 +88,7 @@ async def test_cancelled_by_session_and_by_the_caller_at_once(engine: FakeEngine
     engine.handler = stall
     for by_caller in (False, True):
         task = asyncio.create_task(wire.generate(BODY, "s"))
-        await until(lambda: wire.counters.in_flight == 1)
+        await until(lambda: len(engine.bodies) == wire.counters.requests)
         assert wire.cancel("s") == 1
         assert wire.cancel("s") == 0  # it is given up already
         if by_caller:
@@ -97,7 +97,7 @@ async def test_cancelled_by_session_and_by_the_caller_at_once(engine: FakeEngine
         assert task.cancelled() == by_caller
         if not by_caller:
             assert isinstance(task.exception(), GenerationAborted)
-    await until(lambda: len(engine.aborted) == len(engine.bodies))
+    await until(lambda: len(engine.aborted) == len(engine.bodies) == 2)
 
 
 async def test_a_task_goes_on_after_its_session_was_cancelled(engine: FakeEngine, wire: Wire) -> None:

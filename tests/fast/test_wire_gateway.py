@@ -48,6 +48,9 @@ async def serving(
         yield gateway
 
 
+DEEP = "[" * 1000 + "]" * 1000
+
+
 class Answer:
     def __init__(self, status: int, headers: Any, raw: bytes) -> None:
         self.status, self.headers, self.raw = status, headers, raw
@@ -168,6 +171,15 @@ class TestRefusals:
             ({"token_ids": [1] * 100}, 400, "context_length_exceeded", "100"),
             ({"token_ids": [1], "model": "gpt"}, 404, "model_not_found", "'gpt' does not exist"),
             ({"token_ids": [1], "model": 5}, 404, "model_not_found", "5"),
+            *(
+                pytest.param(f'{{"token_ids": [1], "{name}": {DEEP}}}'.encode(), status, code, name, id=f"deep {name}")
+                for name, status, code in (
+                    ("token_ids", 400, "request_refused"),
+                    ("priority", 400, "request_refused"),
+                    ("sampling_params", 400, "request_refused"),
+                    ("model", 404, "model_not_found"),
+                )
+            ),
         ],
     )
     async def test_bad_requests(
@@ -314,6 +326,26 @@ class TestTrouble:
             assert said.headers["x-should-retry"] == "false"
             assert ("Retry-After" in said.headers) == (status == 503)
             assert gateway.take("s1") == []
+
+    @pytest.mark.parametrize(
+        "name", [*good_reply([5])["meta_info"], "weight_versions", "output_ids", "prompt_token_ids"]
+    )
+    async def test_a_reply_that_is_a_thousand_deep(
+        self, engine: FakeEngine, http: aiohttp.ClientSession, name: str
+    ) -> None:
+        meta = name not in ("output_ids", "prompt_token_ids")
+        reply = good_reply([5], **({name: "DEEP"} if meta else {})) | ({} if meta else {name: "DEEP"})
+        text = json.dumps(reply).replace('"DEEP"', DEEP)
+        engine.handler = lambda request, body: web.Response(text=text, content_type="application/json")
+        async with serving(engine) as gateway:
+            answer = await ask(http, gateway)
+        assert answer.status == (200 if name in ("id", "cached_tokens") else 502), answer.raw
+
+    async def test_an_error_that_is_a_thousand_deep(self, engine: FakeEngine, http: aiohttp.ClientSession) -> None:
+        text = f'{{"error": {{"message": {DEEP}}}}}'
+        engine.handler = lambda request, body: web.Response(text=text, status=500)
+        async with serving(engine) as gateway:
+            assert (await ask(http, gateway)).error["code"] == "reply_invalid"
 
     async def test_no_engine(self, http: aiohttp.ClientSession) -> None:
         async with FakeEngine() as engine:

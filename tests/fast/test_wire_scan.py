@@ -44,9 +44,12 @@ def test_it_is_compiled_here() -> None:
     assert scan.rows is not scan.rows_in_python
 
 
-def test_without_the_compiled_file_python_serves() -> None:
+@pytest.mark.parametrize("compiled", ["None", "types.SimpleNamespace(VERSION=0)", "types.SimpleNamespace()"])
+def test_without_the_compiled_file_or_with_an_older_one_python_serves(compiled: str) -> None:
     code = (
-        "import sys; sys.modules['miles_verifiers.wire._scan'] = None\n"
+        "import sys, types; from miles_verifiers import wire\n"
+        f"wire._scan = sys.modules['miles_verifiers.wire._scan'] = {compiled}\n"
+        "if wire._scan is None: del wire._scan\n"
         "from miles_verifiers.wire import scan\n"
         "assert not scan.COMPILED and scan.rows is scan.rows_in_python and scan.integers is scan.integers_in_python"
     )
@@ -112,6 +115,7 @@ def test_damage_is_nothing_to_it_or_the_same_as_in_python(text: bytes, damages: 
         ),
         *("null,5,null", "NaN,5,null", "-Infinity,5,null", "0,5,null", "-1,5,null", "0.0000001,5,null", "-0.5x,5,null"),
         *("-0.5,-5,null", "-0.5,5.0,null", "-0.5,05,null", "-0.5,5e1,null", "-0.5,null,null", "-0.5, 5,null"),
+        *("-0.5,-0,null", "-0.5,+5,null"),
     ],
 )
 def test_a_row_that_is_none(rows: Callable[[bytes, int], Any], row: str) -> None:
