@@ -78,10 +78,10 @@ def test_a_drift_of_the_stack_is_shown_difference_by_difference(stack: Interpret
     file = tmp_path / "expected.json"
     file.write_text(json.dumps(Findings([], fingerprint.of(stack)).as_dict()))
     fingerprint.check(file, stack)
-    other = dataclasses.replace(stack, version=(3, 12, 1), distributions={"torch": "2.3.0", "ray": "2.60.0", "y": "2"})
+    other = dataclasses.replace(stack, version=(3, 99, 1), distributions={"torch": "2.3.0", "ray": "2.60.0", "y": "2"})
     with pytest.raises(CheckFailed, match=r"4 difference\(s\)") as caught:
         fingerprint.check(file, other)
-    for line in ("torch 2.14.1 -> 2.3.0", "x 1 -> absent", "y absent -> 2", "-> 3.12.1"):
+    for line in ("torch 2.14.1 -> 2.3.0", "x 1 -> absent", "y absent -> 2", "-> 3.99.1"):
         assert line in caught.value.what
     assert "ray" not in caught.value.what
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -360,6 +361,9 @@ async def test_tls(connections: Connections, tmp_path: Path, monkeypatch: pytest
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
         writer.write(OK + b"Content-Length: 1\r\n\r\na")
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=context)
     origin = Origin.of(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
