@@ -1,11 +1,13 @@
-"""What every fast test gets without asking."""
+"""What every fast test gets without asking, and what those of the wire ask for."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
+import aiohttp
 import pytest
+from fake_engine import FakeEngine
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +17,15 @@ def _environment_as_before() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine() as running:
+        yield running
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session

@@ -21,12 +21,6 @@ BODY = {"token_ids": [11, 12, 13]}
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine() as running:
-        yield running
-
-
-@pytest.fixture
 async def wire(engine: FakeEngine) -> AsyncIterator[Wire]:
     made = Wire(engine.url, limits=LIMITS, max_sessions=3)
     yield made

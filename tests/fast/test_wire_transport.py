@@ -32,12 +32,6 @@ BODY = {"model": "policy", "token_ids": [11, 12, 13], "sampling_params": {"max_t
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine() as running:
-        yield running
-
-
-@pytest.fixture
 async def transport(engine: FakeEngine) -> AsyncIterator[MilesSGLangTransport]:
     made = MilesSGLangTransport(engine.url, limits=LIMITS, deadlines=Deadlines(connect=2, total=3, abort=1))
     yield made
