@@ -37,17 +37,16 @@ from __future__ import annotations
 import reprlib
 from typing import Any, ClassVar, Self
 
-_SHORTENED = reprlib.Repr()
-_SHORTENED.maxlevel = 2
-_SHORTENED.maxstring = _SHORTENED.maxother = 60
 
-
-def shown(value: object) -> str:
-    """`value`, which came from elsewhere, as a message names it: 80 characters at most, however long or deep it is.
+def shown(value: object, most: int = 80) -> str:
+    """`value`, which came from elsewhere, as a message names it: `most` characters, however long or deep it is.
 
     repr gives up at a list that is a thousand deep (3.11), which JSON may hold.
     """
-    return _SHORTENED.repr(value)[:80]
+    short = reprlib.Repr()
+    short.maxlevel, short.maxdict = 4, 8
+    short.maxstring = short.maxother = most
+    return short.repr(value)[:most]
 
 
 def _rebuild(cls: type[MilesVerifiersError], what: str, state: dict[str, Any]) -> MilesVerifiersError:

@@ -1,7 +1,7 @@
 /* scan.py, compiled: the two passes over JSON text that most of a request's CPU went to.
 
-   Both are narrower than scan.py, never wider: what they give, scan.py gives as well, and None of theirs is looked at again
-   by a parser. So they know only what encoders write: no spaces, log-probs from -999 to 0 with a fraction, ids of ten digits.
+   Both are narrower than scan.py, never wider: what they give, scan.py gives as well. Where they give None, a parser looks
+   at the text. So they know only what encoders write: no spaces, log-probs from -999 to 0 with a fraction, ids of ten digits.
 
    The bytes of a Python `bytes` end with a NUL, which is no character that any loop here goes on at: none leaves them. */
 

@@ -255,5 +255,9 @@ def _message(raw: bytes) -> str:
         error = body.get("error", body)
         for key in ("message", "detail"):
             if isinstance(error, dict) and error.get(key):
-                return error[key][:500] if isinstance(error[key], str) else shown(error[key])
-    return shown(body)
+                return _text(error[key])
+    return _text(body)
+
+
+def _text(said: object) -> str:
+    return said[:500] if isinstance(said, str) else shown(said, 500)

@@ -2,8 +2,8 @@
 
 Nine tenths of what the wire carries are two lists: a prompt's ids, and a reply's rows [log-prob, id, null]. Both go on as text,
 and all that has to be known of them is that they are what they should be, how many there are, and the largest id. `rows`
-and `integers` say so in one pass. Where the package was installed with a C compiler they are `_scan.c`; else, three to five
-times slower, what is here. Either gives None for text that is not of the form that encoders write, which says nothing about
+and `integers` say so in one pass. Where the package was installed with a C compiler they are `_scan.c`; else, five times
+slower, what is here. Either gives None for text that is not of the form that encoders write, which says nothing about
 the text: a parser then has to.
 """
 

@@ -14,7 +14,7 @@ from miles_verifiers.wire.scan import integers
 _KEY = b'"token_ids":['
 """Quotes within a JSON string are escaped: these bytes are never part of a text."""
 PLACEHOLDER = f"list {uuid.uuid4().hex}"
-"""Stands where a list stood while the rest is parsed, so that it is known where that was. Nobody else can say it."""
+"""Stands where a list stood while the rest is parsed, so that it is known where that was. Nobody knows it beforehand."""
 PLACEHOLDER_JSON = orjson.dumps(PLACEHOLDER)
 
 
@@ -73,5 +73,4 @@ def parsed_with_placeholders(text: bytes, raw: bytes) -> Any:
 
 def first_outside(ids: Sequence[Any], vocab_size: int) -> tuple[int, Any]:
     """Position and value of the first of `ids` that is no integer in [0, vocab_size); there is one."""
-    bad = ((at, token) for at, token in enumerate(ids) if type(token) is not int or not 0 <= token < vocab_size)
-    return next(bad, (0, ids))
+    return next((at, token) for at, token in enumerate(ids) if type(token) is not int or not 0 <= token < vocab_size)

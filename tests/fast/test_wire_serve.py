@@ -19,7 +19,9 @@ from fake_engine import FakeEngine, good_reply, until
 
 from miles_verifiers import cli, process
 from miles_verifiers.errors import ConfigError, EngineUnreachable
-from miles_verifiers.wire.command import TOKEN_VARIABLE
+from miles_verifiers.wire import scan
+from miles_verifiers.wire.command import TOKEN_VARIABLE, announce
+from miles_verifiers.wire.gateway import Gateway
 from miles_verifiers.wire.serve import Wanted, settled
 from miles_verifiers.wire.translate import Limits
 
@@ -184,3 +186,13 @@ def test_what_cannot_be_served(
     assert says in said
     assert "next:" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+async def test_a_gateway_without_the_compiled_scan_says_so(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    monkeypatch.setattr(scan, "COMPILED", compiled)
+    async with Gateway(engine.url, limits=Limits(1000, 100, 20)) as gateway:
+        announce(gateway)
+    assert ("without a C compiler" in capsys.readouterr().out) is not compiled

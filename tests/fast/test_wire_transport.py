@@ -168,12 +168,21 @@ async def test_busy_is_repeated_then_reported(engine: FakeEngine, transport: Mil
     assert caught.value.status == 503
 
 
+# As FastAPI has it.
+UNPROCESSABLE = {"detail": [{"type": "float_type", "loc": ["body", "sampling_params", "top_p"], "msg": "not a float"}]}
+
 FAULTS: dict[str, tuple[Any, type[WireError], str]] = {
     "half a body": (lambda r: cut(r, b'{"text": "abc"'), ReplyInvalid, "broke off"),
     "not JSON": (lambda r: web.Response(text="<html>"), ReplyInvalid, "not JSON"),
     "NaN": (lambda r: web.Response(text=json.dumps(good_reply([5], [float("nan")]))), ReplyInvalid, "not JSON"),
     "a list": (lambda r: web.json_response([good_reply([5])]), ReplyInvalid, "no meta_info"),
     "500": (lambda r: web.json_response({"detail": "scheduler"}, status=500), ReplyInvalid, "500: scheduler"),
+    "500, as text": (
+        lambda r: web.json_response("x" * 99 + " scheduler", status=500),
+        ReplyInvalid,
+        "500: x+ scheduler",
+    ),
+    "422": (lambda r: web.json_response(UNPROCESSABLE, status=422), RequestRefused, "sampling_params.*not a float"),
     "abort": (good_reply([5], finish_reason={"type": "abort"}), GenerationAborted, "aborted"),
     "short metadata": (good_reply([5, 6], output_token_logprobs=...), ReplyInvalid, "output_token_logprobs"),
     "wrong counts": (good_reply([5, 6], completion_tokens=3), ReplyInvalid, "completion_tokens"),
