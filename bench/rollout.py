@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-rollout-") as folder:
         model = Path(folder) / "model"
         model.mkdir()
-        subprocess.run([sys.executable, "-m", "miles_verifiers.provision.model_tiny", model], check=True, timeout=120)
+        subprocess.run([sys.executable, "-m", "miles_verifiers.provision.models.tiny", model], check=True, timeout=120)
         inline = [measure("inline", n, max(4 * n, 256), model) for n in options.scale]
         null = [measure("null", n, 2 * n, model) for n in options.null_scale]
     figures = inline + null

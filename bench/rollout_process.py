@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 import psutil
 
-from miles_verifiers import config
+from miles_verifiers.config import loading
 from miles_verifiers.rollout.interpreter import SUPPORTED, go_offline
 
 GROUP = 8
@@ -80,7 +80,7 @@ async def measure(harness: str, in_flight: int, episodes: int, model: Path, url:
     )
     _run_no_programs(golf.replace("-", "_"))
     _run_harness_here(model.parent)
-    loaded = load_backend(config.load("cpu", overrides=overrides), model, [url], VOCAB)
+    loaded = load_backend(loading.load("cpu", overrides=overrides), model, [url], VOCAB)
     await loaded.backend.open()
     try:
         await _groups(loaded.backend, in_flight, GROUP)  # imports, connections, the renderer

@@ -12,13 +12,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from miles_verifiers import __version__, config, console, files, job, plan, process
+from miles_verifiers import __version__
+from miles_verifiers.config import loading
+from miles_verifiers.config.settings import RunConfig
 from miles_verifiers.errors import Interrupted, MilesVerifiersError
+from miles_verifiers.job import phases, plan
 from miles_verifiers.provision import doctor, prune
 from miles_verifiers.provision.roles import Roles
 from miles_verifiers.provision.stack import pick_profile
-from miles_verifiers.rundir import RunDir, cache_root
-from miles_verifiers.settings import RunConfig
+from miles_verifiers.record.rundir import RunDir, cache_root
+from miles_verifiers.system import console, files, process
 from miles_verifiers.verify import verify
 from miles_verifiers.wire import command as gateway
 
@@ -64,21 +67,21 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _e2e(arguments: argparse.Namespace) -> int:
-    return _phases(arguments, list(job.PHASES))
+    return _phases(arguments, list(phases.PHASES))
 
 
-def _phases(arguments: argparse.Namespace, phases: list[str]) -> int:
+def _phases(arguments: argparse.Namespace, names: list[str]) -> int:
     settings = _settings(arguments)
     run = _run_dir(arguments, settings)
     if arguments.dry_run:
         for command in plan.plan(settings, run, cache_root()):
             print(command.as_text())
         return 0
-    with job.opened(settings, run, cache_root(), offline=arguments.offline) as opened:
+    with phases.opened(settings, run, cache_root(), offline=arguments.offline) as opened:
         report = None
         try:
-            for phase in phases:
-                report = getattr(opened, phase)()
+            for name in names:
+                report = getattr(opened, name)()
         finally:
             opened.summary()
         if report is not None:
@@ -87,7 +90,7 @@ def _phases(arguments: argparse.Namespace, phases: list[str]) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    run = RunDir(arguments.run_dir) if arguments.run_dir else job.newest_run(Path("runs"))
+    run = RunDir(arguments.run_dir) if arguments.run_dir else phases.newest_run(Path("runs"))
     report = verify(run.path)
     if arguments.junit:
         arguments.junit.write_text(report.as_junit(), encoding="utf-8")
@@ -152,9 +155,9 @@ def _settings(arguments: argparse.Namespace) -> RunConfig:
     if megatron:
         overrides.append(f"training.megatron_path={json.dumps(str(Path(megatron).resolve()))}")
     _report_variables()
-    settings = config.load(profile, arguments.config, overrides)
+    settings = loading.load(profile, arguments.config, overrides)
     environment = os.environ.get(ENVIRONMENT_VARIABLE)
-    return config.with_environment(settings, Path(environment)) if environment else settings
+    return loading.with_environment(settings, Path(environment)) if environment else settings
 
 
 def _report_variables() -> None:
@@ -169,7 +172,7 @@ def _run_dir(arguments: argparse.Namespace, settings: RunConfig) -> RunDir:
     named = arguments.run_dir or os.environ.get(RUN_DIR_VARIABLE)
     if named:
         return RunDir(Path(named).resolve())
-    return job.choose_run_dir(settings, Path("runs").resolve())
+    return phases.choose_run_dir(settings, Path("runs").resolve())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -219,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--profile", help=f"one of: {', '.join(config.profile_names())}; default: what fits this machine"
+        "--profile", help=f"one of: {', '.join(loading.profile_names())}; default: what fits this machine"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML laid over the profile")
     parser.add_argument("--set", action="append", metavar="SECTION.FIELD=VALUE", help="laid over both")

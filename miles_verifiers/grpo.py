@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from miles_verifiers.errors import TrainerError
-from miles_verifiers.samples import Sample
+from miles_verifiers.record.samples import Sample
 
 EPS = 1e-6
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from miles_verifiers import environ
+from miles_verifiers.config.settings import EngineSection
 from miles_verifiers.engine import leftovers
-from miles_verifiers.settings import EngineSection
+from miles_verifiers.system import environ
 
 HOST = "127.0.0.1"
 

@@ -22,7 +22,7 @@ import warnings
 from pathlib import Path
 
 from miles_verifiers.engine import leftovers
-from miles_verifiers.process import PARENT_VARIABLE
+from miles_verifiers.system.process import PARENT_VARIABLE
 
 _POLL_S = 0.5
 

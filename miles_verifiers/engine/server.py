@@ -26,11 +26,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from miles_verifiers import process, progress
+from miles_verifiers.config.settings import EngineSection
 from miles_verifiers.engine import calls, leftovers
 from miles_verifiers.engine.arguments import HOST, server_argv, server_environment
 from miles_verifiers.errors import EngineError, HostError, ModelError
-from miles_verifiers.settings import EngineSection
+from miles_verifiers.system import process, progress
 
 _LONGEST_SOCKET_FOLDER = 60
 """Characters. A Unix socket's path has at most 107 (unix(7)); SGLang's names within the folder take some forty."""

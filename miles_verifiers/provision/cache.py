@@ -8,8 +8,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from miles_verifiers import progress
 from miles_verifiers.errors import ComponentError, HostError
+from miles_verifiers.system import progress
 
 LOCK_TIMEOUT_S = 2400.0
 

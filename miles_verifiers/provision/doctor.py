@@ -13,7 +13,7 @@ from miles_verifiers.provision import fingerprint, host, hub
 from miles_verifiers.provision.findings import Finding, Findings
 from miles_verifiers.provision.roles import base_recipe
 from miles_verifiers.provision.stack import Interpreter, candidate_python, pick_profile, probe
-from miles_verifiers.rundir import cache_root
+from miles_verifiers.record.rundir import cache_root
 
 
 def examine() -> Findings:

@@ -16,11 +16,11 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from miles_verifiers import process, resources
+from miles_verifiers.config.settings import EnvironmentSection
 from miles_verifiers.errors import EnvironmentPackageError, ProcessFailed
-from miles_verifiers.files import folder_hash, write_text
 from miles_verifiers.provision.cache import locked
-from miles_verifiers.settings import EnvironmentSection
+from miles_verifiers.system import process, resources
+from miles_verifiers.system.files import folder_hash, write_text
 
 _LOOKUP_TIMEOUT_S = 60.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")

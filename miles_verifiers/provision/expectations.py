@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_verifiers.errors import ComponentError
-from miles_verifiers.files import write_text
+from miles_verifiers.system.files import write_text
 
 
 @dataclass(frozen=True, slots=True)

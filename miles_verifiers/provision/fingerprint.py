@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from miles_verifiers.errors import CheckFailed, ConfigError
-from miles_verifiers.manifest import fingerprint
 from miles_verifiers.provision.stack import Interpreter
+from miles_verifiers.record.manifest import fingerprint
 
 MARK = "fingerprint"
 

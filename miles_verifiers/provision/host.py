@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from miles_verifiers import process
 from miles_verifiers.provision.findings import Finding
 from miles_verifiers.provision.stack import find_gpus
-from miles_verifiers.rundir import cache_root
+from miles_verifiers.record.rundir import cache_root
+from miles_verifiers.system import process
 
 _DISK_GB = 14
 _MEMORY_GB = 12

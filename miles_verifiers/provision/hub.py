@@ -16,9 +16,9 @@ from pathlib import Path
 
 import uv
 
-from miles_verifiers import process, progress
 from miles_verifiers.errors import EnvironmentPackageError, InstallError
 from miles_verifiers.provision.recipes import normalised
+from miles_verifiers.system import process, progress
 
 _TIMEOUT_S = 900.0
 _HOW_TO_GET_IT = "uv tool install 'prime==0.6.19' --with 'prime-sandboxes<0.3' --with 'verifiers==0.2.0'"

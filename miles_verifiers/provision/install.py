@@ -7,10 +7,10 @@ from pathlib import Path
 
 import uv
 
-from miles_verifiers import process, progress
 from miles_verifiers.errors import EnvironmentPackageError, InstallError
 from miles_verifiers.provision import hub
 from miles_verifiers.provision.recipes import Recipe, locked_versions, without
+from miles_verifiers.system import process, progress
 
 INSTALL_TIMEOUT_S = 1800.0
 TRIED = ("verifiers", "renderers")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from miles_verifiers import environ, process
+from miles_verifiers.config.settings import EnvironmentSection
 from miles_verifiers.errors import EnvironmentPackageError, ProcessFailed
-from miles_verifiers.files import folder_hash, write_text
-from miles_verifiers.manifest import fingerprint
 from miles_verifiers.provision.environments import Package
-from miles_verifiers.settings import EnvironmentSection
+from miles_verifiers.record.manifest import fingerprint
+from miles_verifiers.system import environ, process
+from miles_verifiers.system.files import folder_hash, write_text
 
 _TIMEOUT_S = 180.0
 

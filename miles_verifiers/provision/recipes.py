@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from miles_verifiers import resources
-from miles_verifiers.files import folder_hash
 from miles_verifiers.provision.environments import Package
 from miles_verifiers.provision.stack import Interpreter
+from miles_verifiers.system import resources
+from miles_verifiers.system.files import folder_hash
 
 LAYOUT = "3"
 """Part of every key; raise it when the way venvs are built changes."""
@@ -77,7 +77,7 @@ class Recipe:
 
 
 def own_package() -> Path:
-    return Path(__file__).resolve().parent.parent
+    return Path(__file__).resolve().parents[1]
 
 
 def own_data() -> list[Path]:

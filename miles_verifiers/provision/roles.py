@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from miles_verifiers import resources
+from miles_verifiers.config.settings import EnvironmentSection, RunConfig
 from miles_verifiers.errors import ConfigError, HostError
 from miles_verifiers.provision import environments, venvs
 from miles_verifiers.provision.expectations import Expected
@@ -19,7 +19,7 @@ from miles_verifiers.provision.install import TRIED
 from miles_verifiers.provision.looks import look_at
 from miles_verifiers.provision.recipes import Recipe, locked_versions, normalised
 from miles_verifiers.provision.stack import Interpreter, candidate_python, check_version, image_stack, probe
-from miles_verifiers.settings import EnvironmentSection, RunConfig
+from miles_verifiers.system import resources
 
 _BASE_BYTES = 9_000_000_000
 _OVERLAY_BYTES = 1_000_000_000

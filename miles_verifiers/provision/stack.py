@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from miles_verifiers.errors import ComponentError, HostError
-from miles_verifiers.process import child_environment
+from miles_verifiers.system.process import child_environment
 
 STACK_PYTHON_VARIABLE = "MILES_VERIFIERS_STACK_PYTHON"
 SUPPORTED = ((3, 11), (3, 13))

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+from miles_verifiers.config.settings import RolloutSection
 from miles_verifiers.rollout.traces import Rollout
-from miles_verifiers.settings import RolloutSection
 
 MODEL_NAME = "policy"
 """Under which the engine's model is known to Verifiers and renderers."""

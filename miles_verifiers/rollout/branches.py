@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from miles_verifiers.samples import Fork, WeightSpan
+from miles_verifiers.record.samples import Fork, WeightSpan
 from miles_verifiers.wire.transport import Turn
 
 

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from miles_verifiers.samples import Sample
+from miles_verifiers.record.samples import Sample
 
 BAD_REWARD = "bad reward"
 EQUAL_REWARDS = "equal rewards"

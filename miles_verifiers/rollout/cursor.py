@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from miles_verifiers.errors import RolloutError
-from miles_verifiers.samples import Sample, as_row, from_row
+from miles_verifiers.record.samples import Sample, as_row, from_row
 
 
 @dataclass(frozen=True, slots=True)

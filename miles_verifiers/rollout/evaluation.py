@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from miles_verifiers.samples import Sample
-from miles_verifiers.settings import RolloutSection
+from miles_verifiers.config.settings import RolloutSection
+from miles_verifiers.record.samples import Sample
 from miles_verifiers.statistics import mean_interval
 
 

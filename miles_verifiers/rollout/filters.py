@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from miles_verifiers.config.settings import RolloutSection
 from miles_verifiers.errors import ConfigError, RolloutError
+from miles_verifiers.record.samples import Sample
 from miles_verifiers.rollout.causes import EQUAL_REWARDS
 from miles_verifiers.rollout.policies import Filter
-from miles_verifiers.samples import Sample
-from miles_verifiers.settings import RolloutSection
 
 NONZERO_STD = "check_reward_nonzero_std"
 _WHERE = "rollout.dynamic_sampling_filter_path"

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from miles_verifiers.record.samples import Sample
 from miles_verifiers.rollout.cursor import Cursor, Kept
 from miles_verifiers.rollout.policies import Verdict
-from miles_verifiers.samples import Sample
 
 Surplus = Literal["rerun", "keep"]
 Ending = Literal["full", "tasks ran out", "deadline", "too many dropped"]

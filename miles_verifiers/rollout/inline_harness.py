@@ -19,7 +19,7 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harness import Harness, HarnessConfig
 from verifiers.v1.runtimes import ProgramResult
 
-from miles_verifiers.rollout.traces_v03 import is_over_context
+from miles_verifiers.rollout.v03.traces import is_over_context
 
 __all__ = ["InlineHarness"]
 

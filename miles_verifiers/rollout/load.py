@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from miles_verifiers.config.settings import RolloutSection, RunConfig
 from miles_verifiers.rollout import interpreter
 from miles_verifiers.rollout.backend import MODEL_NAME, Backend
-from miles_verifiers.settings import RolloutSection, RunConfig
 from miles_verifiers.wire.client import Deadlines
 from miles_verifiers.wire.gateway import Gateway, Serving
 from miles_verifiers.wire.translate import Limits
@@ -63,13 +63,13 @@ def load_backend(config: RunConfig, model: Path, engine_urls: Sequence[str], voc
     deadlines = Deadlines(total=rollout.request_timeout)
     renderer = choose_renderer(config.environment.renderer, model, config.environment.history)
     if api == "episodes":
-        from miles_verifiers.rollout.episodes_v02 import EpisodeBackend, provider_error
+        from miles_verifiers.rollout.v02.episodes import EpisodeBackend, provider_error
 
         transport = MilesSGLangTransport(
             engine_urls, limits=limits, model=MODEL_NAME, deadlines=deadlines, on_error=provider_error
         )
         return Loaded(EpisodeBackend(config.environment, rollout, transport, renderer), renderer, transport)
-    from miles_verifiers.rollout.episodes_v03 import EnvBackend
+    from miles_verifiers.rollout.v03.episodes import EnvBackend
 
     # Rollouts bound the requests already; the gateway must not answer 429 to a rollout that is in flight.
     serving = Serving(max_running=max(rollout.max_concurrency, 1024))

@@ -12,8 +12,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from miles_verifiers import process
 from miles_verifiers.errors import EnvironmentPackageError
+from miles_verifiers.system import process
 
 
 def main(taskset: dict[str, Any]) -> None:

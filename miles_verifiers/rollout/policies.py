@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from miles_verifiers.config.settings import RolloutSection
+from miles_verifiers.record.samples import Sample
 from miles_verifiers.rollout.causes import BAD_REWARD, EQUAL_REWARDS, cause_of, most_common
-from miles_verifiers.samples import Sample
-from miles_verifiers.settings import RolloutSection
 
 Filter = Callable[[Sequence[Sample]], tuple[bool, str]]
 """Of a group's usable samples: whether to keep the group, and the reason where not."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from miles_verifiers.config.settings import EnvironmentSection, RolloutSection, RunConfig
+from miles_verifiers.record.samples import Sample
 from miles_verifiers.rollout.backend import Backend, GroupOptions, SeedOf, eval_sampling, unseeded
 from miles_verifiers.rollout.causes import cause_of, name_of
 from miles_verifiers.rollout.cursor import Cursor
@@ -21,8 +23,6 @@ from miles_verifiers.rollout.policies import Filter, judge
 from miles_verifiers.rollout.slots import Slots
 from miles_verifiers.rollout.tasks import TaskRow, sampling_seed
 from miles_verifiers.rollout.traces import Origin, to_sample
-from miles_verifiers.samples import Sample
-from miles_verifiers.settings import EnvironmentSection, RolloutSection, RunConfig
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from miles_verifiers.record.samples import Sample, Status
 from miles_verifiers.rollout.branches import Branch, Node, unfold
-from miles_verifiers.samples import Sample, Status
 from miles_verifiers.wire.transport import Turn
 
 ABORTED = "GenerationAborted"

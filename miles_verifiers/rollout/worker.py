@@ -16,16 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from miles_verifiers.config.settings import EnvironmentSection, RunConfig
 from miles_verifiers.errors import EnvironmentPackageError, RolloutError
-from miles_verifiers.progress import report
+from miles_verifiers.record.samples import as_row
 from miles_verifiers.rollout import interpreter
 from miles_verifiers.rollout.cursor import Cursor
 from miles_verifiers.rollout.filters import load_filter
 from miles_verifiers.rollout.lag import LagWatch
 from miles_verifiers.rollout.load import Loaded, load_backend, settle
 from miles_verifiers.rollout.runner import Runner
-from miles_verifiers.samples import as_row
-from miles_verifiers.settings import EnvironmentSection, RunConfig
+from miles_verifiers.system.progress import report
 from miles_verifiers.wire.translate import checked_ids
 
 log = logging.getLogger(__name__)

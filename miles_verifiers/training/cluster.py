@@ -13,8 +13,8 @@ from typing import Any
 
 import ray
 
-from miles_verifiers import environ, files, process, progress
 from miles_verifiers.errors import ComponentError, MilesVerifiersError
+from miles_verifiers.system import environ, files, process, progress
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """What crosses between actors is rows of token ids and floats, a few MB a step."""

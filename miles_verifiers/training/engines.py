@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from miles_verifiers.config.settings import RunConfig
 from miles_verifiers.engine.server import EngineServer, free_port
 from miles_verifiers.errors import HostError
-from miles_verifiers.rundir import RunDir
-from miles_verifiers.settings import RunConfig
+from miles_verifiers.record.rundir import RunDir
 
 
 class Engines:

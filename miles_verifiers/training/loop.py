@@ -22,13 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miles_verifiers import config as configuration
-from miles_verifiers import dump, files, grpo, metrics, process, progress
+from miles_verifiers import grpo
+from miles_verifiers.config import loading
+from miles_verifiers.config.settings import RunConfig
 from miles_verifiers.errors import RolloutError
+from miles_verifiers.record import dump, metrics
+from miles_verifiers.record.rundir import RunDir
+from miles_verifiers.record.samples import as_row
 from miles_verifiers.rollout.evaluation import evaluation_due, summary
-from miles_verifiers.rundir import RunDir
-from miles_verifiers.samples import as_row
-from miles_verifiers.settings import RunConfig
+from miles_verifiers.system import files, process, progress
 from miles_verifiers.training.record import eval_record, step_record
 from miles_verifiers.training.steps import StepRollouts, renumbered
 
@@ -234,7 +236,7 @@ def main(run_dir: Path) -> None:
     from miles_verifiers.training.trainers import Trainers
 
     run = RunDir(run_dir)
-    config = configuration.read(run.config)
+    config = loading.read(run.config)
     model = run.model(config.model.source)
     resumed = (run.checkpoints / TRACKER).exists()
     source = run.checkpoints if resumed else run.torch_dist(config.model.source)

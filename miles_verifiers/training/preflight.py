@@ -15,14 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from miles_verifiers import config as configuration
-from miles_verifiers import process, progress
+from miles_verifiers.config import loading
+from miles_verifiers.config.settings import RunConfig, TrainingSection
 from miles_verifiers.errors import TrainerError
 from miles_verifiers.provision import expectations
 from miles_verifiers.provision.expectations import Row
+from miles_verifiers.record.rundir import RunDir, env_role
 from miles_verifiers.rollout import interpreter
-from miles_verifiers.rundir import RunDir, env_role
-from miles_verifiers.settings import RunConfig, TrainingSection
+from miles_verifiers.system import process, progress
 from miles_verifiers.training import cluster
 from miles_verifiers.training.loop import vocabulary_size
 from miles_verifiers.training.rollouts import Rollouts
@@ -63,7 +63,7 @@ class StackWorker:
 
 def main(run_dir: Path) -> None:
     run = RunDir(run_dir)
-    config = configuration.read(run.config)
+    config = loading.read(run.config)
     rows, figures = look(config, run)
     print(expectations.as_text(rows), flush=True)
     expectations.refuse(rows)

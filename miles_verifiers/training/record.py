@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from miles_verifiers.config.settings import RunConfig
 from miles_verifiers.grpo import AdvantageCounts
-from miles_verifiers.metrics import EVAL_KEY
+from miles_verifiers.record.metrics import EVAL_KEY
 from miles_verifiers.rollout.evaluation import Evaluation
-from miles_verifiers.settings import RunConfig
 from miles_verifiers.training.steps import StepRollouts
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from miles_verifiers.config.settings import RunConfig
 from miles_verifiers.errors import RolloutError
+from miles_verifiers.record.rundir import RunDir, env_role
+from miles_verifiers.record.samples import Sample, from_row
 from miles_verifiers.rollout.mixing import Mixer
 from miles_verifiers.rollout.worker import RolloutWorker
-from miles_verifiers.rundir import RunDir, env_role
-from miles_verifiers.samples import Sample, from_row
-from miles_verifiers.settings import RunConfig
 from miles_verifiers.training import cluster
 from miles_verifiers.training.steps import StepRollouts, merged
 

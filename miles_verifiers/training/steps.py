@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from miles_verifiers.record.samples import Sample, from_row
 from miles_verifiers.rollout.causes import table
 from miles_verifiers.rollout.mixing import interleaved
-from miles_verifiers.samples import Sample, from_row
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from miles_verifiers.config.settings import RunConfig
 from miles_verifiers.engine.server import free_port
 from miles_verifiers.errors import TrainerError
-from miles_verifiers.rundir import RunDir
-from miles_verifiers.settings import RunConfig
+from miles_verifiers.record.rundir import RunDir
 from miles_verifiers.training import cluster
 
 Tick = Callable[[float], None]

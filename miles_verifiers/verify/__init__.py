@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from miles_verifiers.settings import RunConfig
+from miles_verifiers.config.settings import RunConfig
 from miles_verifiers.verify import evaluations, rewards, structure, training
 from miles_verifiers.verify.figures import figures_of
 from miles_verifiers.verify.report import Finding, Report, RuleResult, Severity

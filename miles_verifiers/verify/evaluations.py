@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from miles_verifiers.metrics import EVAL_KEY
+from miles_verifiers.record.metrics import EVAL_KEY
 from miles_verifiers.rollout.evaluation import evaluation_due, summary
 from miles_verifiers.verify.rule import Problem, Rule, rule
 from miles_verifiers.verify.run import Run, sequences

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from miles_verifiers.grpo import group_advantages
-from miles_verifiers.samples import Sample
+from miles_verifiers.record.samples import Sample
 from miles_verifiers.verify.rule import Problem, Rule, rule
 from miles_verifiers.verify.run import Run
 

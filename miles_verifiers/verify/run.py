@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from miles_verifiers import config as configuration
-from miles_verifiers.dump import Kind, read_rollout, rollout_files
+from miles_verifiers.config import loading
+from miles_verifiers.config.settings import RunConfig
 from miles_verifiers.errors import ConfigError, MilesVerifiersError
-from miles_verifiers.manifest import Manifest
-from miles_verifiers.metrics import load_metrics
-from miles_verifiers.progress import report
-from miles_verifiers.rundir import RunDir
-from miles_verifiers.samples import Sample, TokenSequence
-from miles_verifiers.settings import RunConfig
+from miles_verifiers.record.dump import Kind, read_rollout, rollout_files
+from miles_verifiers.record.manifest import Manifest
+from miles_verifiers.record.metrics import load_metrics
+from miles_verifiers.record.rundir import RunDir
+from miles_verifiers.record.samples import Sample, TokenSequence
+from miles_verifiers.system.progress import report
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Run:
         """Raises ConfigError where `run_dir` is no directory, or has no configuration and none is given."""
         if not run_dir.is_dir():
             raise ConfigError("no such run directory", where=str(run_dir), next_step="name the directory of a run")
-        run = cls(run_dir, config or configuration.read(RunDir(run_dir).config), vocab_size=vocab_size)
+        run = cls(run_dir, config or loading.read(RunDir(run_dir).config), vocab_size=vocab_size)
         run._load_rollouts()
         run._load_metrics()
         run._load_manifest()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from miles_verifiers.metrics import METRIC_FIELDS
+from miles_verifiers.record.metrics import METRIC_FIELDS
+from miles_verifiers.record.samples import STATUSES
 from miles_verifiers.rollout.causes import EQUAL_REWARDS
-from miles_verifiers.samples import STATUSES
 from miles_verifiers.verify.rule import Problem, Rule, rule
 from miles_verifiers.verify.run import Run, sequences
 

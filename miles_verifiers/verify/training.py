@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from miles_verifiers.manifest import WEIGHTS_AFTER, WEIGHTS_BEFORE
-from miles_verifiers.samples import Sample, TokenSequence
+from miles_verifiers.record.manifest import WEIGHTS_AFTER, WEIGHTS_BEFORE
+from miles_verifiers.record.samples import Sample, TokenSequence
 from miles_verifiers.statistics import fisher_greater
 from miles_verifiers.verify.rule import Problem, Rule, rule
 from miles_verifiers.verify.run import Rollout, Run, sequences

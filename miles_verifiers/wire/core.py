@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from miles_verifiers.errors import GenerationAborted
-from miles_verifiers.samples import WeightSpan
+from miles_verifiers.record.samples import WeightSpan
 from miles_verifiers.wire.client import Deadlines, EngineClient
 from miles_verifiers.wire.reply import Generation, checked_reply
 from miles_verifiers.wire.token_ids import TokenIds

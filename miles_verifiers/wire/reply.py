@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import orjson
 
 from miles_verifiers.errors import GenerationAborted, ReplyInvalid, shown
-from miles_verifiers.samples import WeightSpan
+from miles_verifiers.record.samples import WeightSpan
 from miles_verifiers.wire.columns import Columns
 from miles_verifiers.wire.scan import MISSING_LOGPROB
 from miles_verifiers.wire.token_ids import TokenIds, first_outside

@@ -16,7 +16,7 @@ import pytest
 from fake_engine import FakeEngine, good_reply
 from renderers.base import load_tokenizer
 
-from miles_verifiers import config
+from miles_verifiers.config import loading
 from miles_verifiers.rollout.interpreter import SUPPORTED
 from miles_verifiers.rollout.worker import RolloutWorker
 
@@ -60,7 +60,7 @@ def run_config(*overrides: str, taskset: str = "{ id = 'contract-env' }") -> dic
         "rollout.rollout_shuffle=false",
         "rollout.rollout_max_context_len=512",
     ]
-    return config.load("cpu", overrides=[*fixed, *overrides]).model_dump()
+    return loading.load("cpu", overrides=[*fixed, *overrides]).model_dump()
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 from fake_engine import FakeEngine
 from rollouts import STOP, N, Speaker, rows_of, step_of, worker
 
-from miles_verifiers.samples import from_row
+from miles_verifiers.record.samples import from_row
 
 FORKING = ("environment.harness='forking'", "rollout.rollout_batch_size=1", "rollout.equal_rewards='mask'")
 

@@ -10,8 +10,8 @@ from fake_engine import FakeEngine
 from rollouts import N, Speaker, step_of, worker
 
 from miles_verifiers.errors import ConfigError, EnvironmentPackageError
+from miles_verifiers.record.samples import from_row
 from miles_verifiers.rollout.evaluation import summary
-from miles_verifiers.samples import from_row
 
 EVALUATED = ("rollout.eval_interval=1", "rollout.n_samples_per_eval_prompt=2")
 

@@ -15,8 +15,8 @@ from fake_engine import FakeEngine, good_reply
 from renderers.base import load_tokenizer
 from rollouts import worker
 
-from miles_verifiers.provision import model_tiny
-from miles_verifiers.samples import from_row
+from miles_verifiers.provision.models import tiny
+from miles_verifiers.record.samples import from_row
 
 TEXT = "for i in range(10): print(i, 'words and things') # is it so?\n"
 
@@ -24,7 +24,7 @@ TEXT = "for i in range(10): print(i, 'words and things') # is it so?\n"
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    model_tiny.write(folder)
+    tiny.write(folder)
     return folder
 
 

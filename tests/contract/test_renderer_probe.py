@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from miles_verifiers.errors import ConfigError
-from miles_verifiers.provision import model_tiny
+from miles_verifiers.provision.models import tiny
 from miles_verifiers.rollout.renderers import choose_renderer
 
 
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    model_tiny.write(folder)
+    tiny.write(folder)
     return folder
 
 

@@ -32,7 +32,7 @@ from rollouts import (
 )
 
 from miles_verifiers.errors import EnvironmentPackageError, RolloutError
-from miles_verifiers.samples import from_row
+from miles_verifiers.record.samples import from_row
 
 
 async def test_a_step(qwen3_folder: Path, tmp_path: Path) -> None:

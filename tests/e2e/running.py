@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from miles_verifiers.temporary import sweep
+from miles_verifiers.system.temporary import sweep
 
 MARK = "MILES_VERIFIERS_TEST_RUN"
 STOP_S = 10.0

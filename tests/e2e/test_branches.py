@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from projects import project
 
-from miles_verifiers import dump
-from miles_verifiers.metrics import read_metrics
+from miles_verifiers.record import dump
+from miles_verifiers.record.metrics import read_metrics
 from miles_verifiers.verify import verify
 
 CONFIG = """

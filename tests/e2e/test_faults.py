@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from running import STOP_S, Run
 
-from miles_verifiers.manifest import Manifest
+from miles_verifiers.record.manifest import Manifest
 
 STAGES = (
     "preflight: a look from inside",

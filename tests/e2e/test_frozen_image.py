@@ -18,11 +18,11 @@ import pyarrow.parquet
 import pytest
 from projects import project
 
-from miles_verifiers.files import sha256
-from miles_verifiers.manifest import Manifest
 from miles_verifiers.provision.roles import Roles
 from miles_verifiers.provision.stack import STACK_PYTHON_VARIABLE, probe
-from miles_verifiers.rundir import cache_root
+from miles_verifiers.record.manifest import Manifest
+from miles_verifiers.record.rundir import cache_root
+from miles_verifiers.system.files import sha256
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "COMPANY_LOGIN")
 CONFIG = """

@@ -17,9 +17,9 @@ import pytest
 from projects import project
 from running import Run
 
-from miles_verifiers import dump
-from miles_verifiers.manifest import Manifest
-from miles_verifiers.samples import as_row
+from miles_verifiers.record import dump
+from miles_verifiers.record.manifest import Manifest
+from miles_verifiers.record.samples import as_row
 from miles_verifiers.training.loop import TRACKER
 
 STEPS = 6

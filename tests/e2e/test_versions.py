@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from miles_verifiers import dump
-from miles_verifiers.manifest import Manifest
+from miles_verifiers.record import dump
+from miles_verifiers.record.manifest import Manifest
 
 CONFIG = """
 training.num_steps = 1

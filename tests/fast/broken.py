@@ -7,7 +7,7 @@ from typing import Any
 
 from factories import Draft, evaluated_run
 
-from miles_verifiers.samples import Sample
+from miles_verifiers.record.samples import Sample
 
 Change = Callable[[Draft], Any]
 Case = tuple[Change, set[str], str]

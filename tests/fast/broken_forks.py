@@ -5,7 +5,7 @@ from __future__ import annotations
 from broken import ROW_3, STEP_1, Cases, evaluated, row_3
 from factories import ENGINE, PROMPT, TRAINER, Draft, fork, forked_run
 
-from miles_verifiers.samples import Fork, WeightSpan
+from miles_verifiers.record.samples import Fork, WeightSpan
 
 FORK = f"{ROW_3} fork 1"
 CASES = Cases()

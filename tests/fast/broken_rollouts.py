@@ -7,7 +7,7 @@ import math
 from broken import GROUP_2, ROW_3, STEP_1, Cases, row_0, row_3
 from factories import ENGINE, Draft, sample
 
-from miles_verifiers.samples import WeightSpan
+from miles_verifiers.record.samples import WeightSpan
 
 CASES = Cases()
 case = CASES.case

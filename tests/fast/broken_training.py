@@ -7,7 +7,7 @@ import math
 from broken import EVAL_2, GROUP_2, ROW_3, STEP_1, Cases, evaluated, row_3
 from factories import Draft
 
-from miles_verifiers.samples import WeightSpan
+from miles_verifiers.record.samples import WeightSpan
 
 CASES = Cases()
 case = CASES.case

@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import tomli_w
 
-from miles_verifiers import config, dump
-from miles_verifiers.manifest import Manifest
-from miles_verifiers.samples import Fork, Sample, WeightSpan
-from miles_verifiers.settings import RunConfig
+from miles_verifiers.config import loading
+from miles_verifiers.config.settings import RunConfig
+from miles_verifiers.record import dump
+from miles_verifiers.record.manifest import Manifest
+from miles_verifiers.record.samples import Fork, Sample, WeightSpan
 
 VOCAB_SIZE = 32
 PROMPT = [1, 5, 6]
@@ -159,7 +160,7 @@ class Draft:
 
     @property
     def config(self) -> RunConfig:
-        return config.validate(self.table, where="the test")
+        return loading.validate(self.table, where="the test")
 
 
 def good_run() -> Draft:

@@ -21,15 +21,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from miles_verifiers import config as configuration
-from miles_verifiers import files
+from miles_verifiers.config import loading
+from miles_verifiers.config.settings import RunConfig
+from miles_verifiers.record.rundir import RunDir
+from miles_verifiers.record.samples import WeightSpan
 from miles_verifiers.rollout.backend import TRAINING, GroupOptions, OnDone
 from miles_verifiers.rollout.load import Loaded
 from miles_verifiers.rollout.traces import Rollout
 from miles_verifiers.rollout.worker import RolloutWorker
-from miles_verifiers.rundir import RunDir
-from miles_verifiers.samples import WeightSpan
-from miles_verifiers.settings import RunConfig
+from miles_verifiers.system import files
 from miles_verifiers.training.loop import TRACKER, Loop
 from miles_verifiers.training.steps import merged
 from miles_verifiers.wire.transport import Turn
@@ -153,7 +153,7 @@ class FakeRollouts:
         return merged([0] * self._config.rollout.rollout_batch_size, {0: answer}, [label], cursors)
 
     def evaluate(self, step: int, on_tick: Any) -> Any:
-        from miles_verifiers.samples import from_row
+        from miles_verifiers.record.samples import from_row
 
         answer = self._events.run_until_complete(self._worker.evaluate(step))
         return {self._config.environment.label: [from_row(row) for row in answer["rows"]]}, answer["causes"]
@@ -226,7 +226,7 @@ class FakeTrainers:
 def run(folder: Path, pace: float = 0.003) -> dict[str, Any]:
     """All steps that are still to do in the run directory `folder`, which holds a config.toml."""
     directory = RunDir(folder)
-    config = configuration.read(directory.config)
+    config = loading.read(directory.config)
     engines = FakeEngines()
     rollouts = FakeRollouts(config, folder, engines.weights, pace)
     try:

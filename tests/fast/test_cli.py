@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from miles_verifiers import cli, config, job, process
+from miles_verifiers import cli
+from miles_verifiers.config import loading
 from miles_verifiers.errors import ComponentError, Interrupted
+from miles_verifiers.job import phases
+from miles_verifiers.system import process
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +77,7 @@ def test_a_dry_run_prints_every_phase_and_makes_nothing(
 ) -> None:
     assert cli.main(["e2e", "--profile", profile, "--dry-run"]) == 0
     text = capsys.readouterr().out
-    for phase in job.PHASES:
+    for phase in phases.PHASES:
         assert f"\n{phase}: " in "\n" + text
     for word in ("interpreter", "command", "environment", "makes", "env-verifiers-0.2.0.txt", "HF_HUB_OFFLINE=1"):
         assert word in text
@@ -83,7 +86,7 @@ def test_a_dry_run_prints_every_phase_and_makes_nothing(
 
 
 def test_the_gpu_profile_has_the_originals_values() -> None:
-    settings = config.load("h200-2gpu")
+    settings = loading.load("h200-2gpu")
     assert settings.model.source == "hf:Qwen/Qwen3-0.6B"
     assert (settings.rollout.rollout_batch_size, settings.rollout.n_samples_per_prompt) == (3, 4)
     assert (settings.rollout.rollout_max_response_len, settings.rollout.rollout_max_context_len) == (512, 2048)
@@ -102,10 +105,10 @@ def test_the_gpu_profile_has_the_originals_values() -> None:
 def test_what_fails_inside_becomes_a_message_and_its_exit_code(
     error: Exception, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_self: job.Job) -> None:
+    def fail(_self: phases.Job) -> None:
         raise error
 
-    monkeypatch.setattr(job.Job, "prepare", fail)
+    monkeypatch.setattr(phases.Job, "prepare", fail)
     assert cli.main(["prepare", "--profile", "cpu"]) == code
     assert str(error).splitlines()[0] in capsys.readouterr().err
 
@@ -113,9 +116,9 @@ def test_what_fails_inside_becomes_a_message_and_its_exit_code(
 def test_the_users_variables_reach_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[job.Job] = []
-    monkeypatch.setattr(job.Job, "prepare", lambda opened: seen.append(opened))
-    monkeypatch.setattr(job, "check_model_folder", lambda _: None)
+    seen: list[phases.Job] = []
+    monkeypatch.setattr(phases.Job, "prepare", lambda opened: seen.append(opened))
+    monkeypatch.setattr(phases, "check_model_folder", lambda _: None)
     (tmp_path / "verifiers.toml").write_text('max_turns = 3\n[taskset]\nsubset = "original"\n[harness]\nid = "null"\n')
     monkeypatch.setenv(cli.MODEL_DIR_VARIABLE, str(tmp_path / "my-model"))
     monkeypatch.setenv(cli.RUN_DIR_VARIABLE, str(tmp_path / "my-run"))
@@ -150,7 +153,7 @@ def test_doctor_says_what_is_there_as_json(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_run_directory_keeps_the_whole_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job.Job, "prepare", lambda _: None)
+    monkeypatch.setattr(phases.Job, "prepare", lambda _: None)
     assert cli.main(["prepare", "--profile", "cpu", "--steps", "7", "--run-dir", "r"]) == 0
-    assert config.read(tmp_path / "r" / "config.toml") == config.load("cpu", overrides=["training.num_steps=7"])
+    assert loading.read(tmp_path / "r" / "config.toml") == loading.load("cpu", overrides=["training.num_steps=7"])
     assert tomllib.loads((tmp_path / "r" / "config.toml").read_text())["training"]["num_steps"] == 7

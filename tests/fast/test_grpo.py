@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from miles_verifiers.errors import TrainerError
 from miles_verifiers.grpo import AdvantageCounts, assign_advantages, group_advantages, shuffled_rewards
-from miles_verifiers.samples import Sample
+from miles_verifiers.record.samples import Sample
 
 finite = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
 

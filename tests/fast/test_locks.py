@@ -10,9 +10,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from miles_verifiers import resources
 from miles_verifiers.provision.recipes import locked_versions, normalised
 from miles_verifiers.provision.roles import locks, protected
+from miles_verifiers.system import resources
 
 VERSIONS = sorted(path.stem.removeprefix("env-verifiers-") for path in locks().glob("env-verifiers-*.txt"))
 WORKS = {

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from miles_verifiers.samples import Fork, Sample, as_row
-from miles_verifiers.settings import TrainingSection
+from miles_verifiers.config.settings import TrainingSection
+from miles_verifiers.record.samples import Fork, Sample, as_row
 
 
 def pytest_configure(config: pytest.Config) -> None:

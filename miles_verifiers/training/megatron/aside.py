@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from miles_verifiers import files
 from miles_verifiers.errors import HostError
+from miles_verifiers.system import files
 
 _POLL_S = 0.2
 

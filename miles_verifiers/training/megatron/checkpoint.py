@@ -15,8 +15,8 @@ from typing import Any
 from megatron.core import dist_checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
-from miles_verifiers import files
 from miles_verifiers.errors import HostError, ModelError, TrainerError
+from miles_verifiers.system import files
 from miles_verifiers.training.megatron import aside, noise, parallel
 
 TRACKER = "latest_checkpointed_iteration.txt"

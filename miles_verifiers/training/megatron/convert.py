@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from miles_verifiers import process
 from miles_verifiers.errors import ParityError
-from miles_verifiers.files import sha256
-from miles_verifiers.progress import report
+from miles_verifiers.system import process
+from miles_verifiers.system.files import sha256
+from miles_verifiers.system.progress import report
 from miles_verifiers.training.megatron import aside, checkpoint, devices, parallel
 from miles_verifiers.training.megatron.hf_folder import HFFolder
 from miles_verifiers.training.megatron.model import Policy, check_supported

@@ -15,8 +15,8 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.transformer.enums import AttnBackend
 
+from miles_verifiers.config.settings import TrainingSection
 from miles_verifiers.errors import ConfigError, HostError
-from miles_verifiers.settings import TrainingSection
 from miles_verifiers.training.megatron import cpu_checkpoint, cpu_modules, optimizer
 
 

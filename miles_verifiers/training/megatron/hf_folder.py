@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from miles_verifiers.errors import ModelError
-from miles_verifiers.files import sha256
+from miles_verifiers.system.files import sha256
 from miles_verifiers.training.megatron import aside
 
 _INDEX = "model.safetensors.index.json"

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from miles_verifiers.config.settings import TrainingSection
 from miles_verifiers.errors import TrainerError
-from miles_verifiers.settings import TrainingSection
 from miles_verifiers.training.megatron import devices, parallel
 from miles_verifiers.training.megatron.hf_folder import HFFolder
 from miles_verifiers.training.megatron.model import Policy

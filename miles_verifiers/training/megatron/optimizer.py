@@ -10,8 +10,8 @@ import torch.distributed as dist
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
 
+from miles_verifiers.config.settings import TrainingSection
 from miles_verifiers.errors import TrainerError
-from miles_verifiers.settings import TrainingSection
 from miles_verifiers.training.megatron import parallel
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from miles_verifiers.errors import TrainerError
-from miles_verifiers.samples import Sample, TokenSequence, from_row
+from miles_verifiers.record.samples import Sample, TokenSequence, from_row
 
 Key = tuple[int, int]
 """(index of the sample, number of the sequence in it): what tells the sequences of a step apart."""

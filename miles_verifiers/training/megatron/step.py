@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from miles_verifiers.config.settings import TrainingSection
 from miles_verifiers.errors import TrainerError
-from miles_verifiers.progress import report
-from miles_verifiers.settings import TrainingSection
+from miles_verifiers.system.progress import report
 from miles_verifiers.training import loss as losses
 from miles_verifiers.training.loss import LossSums, Mismatch
 from miles_verifiers.training.megatron import parallel

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from miles_verifiers.config.settings import TrainingSection
 from miles_verifiers.errors import ConfigError
-from miles_verifiers.progress import report
-from miles_verifiers.samples import Sample
-from miles_verifiers.settings import TrainingSection
+from miles_verifiers.record.samples import Sample
+from miles_verifiers.system.progress import report
 from miles_verifiers.training.megatron import checkpoint as checkpoints
 from miles_verifiers.training.megatron import devices, packing, parallel, step
 from miles_verifiers.training.megatron.hf_folder import HFFolder

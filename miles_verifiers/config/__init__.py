@@ -1,0 +1,1 @@
+"""What a run is told: the settings by section, and how they are loaded and merged."""

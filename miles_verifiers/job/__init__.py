@@ -1,0 +1,1 @@
+"""The job: its phases, and the commands that they run."""

@@ -1,0 +1,1 @@
+"""Models: where they come from, and how each becomes a checked Hugging Face folder in the cache."""
